@@ -1,0 +1,1 @@
+"""Elastic online RL for hours-long agents, as one Slurm job (docs/design.md is the map)."""

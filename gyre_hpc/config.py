@@ -1,0 +1,402 @@
+"""Typed schema of `conf/`. Importable without torch, MPI or h5py; every field is documented by the string under it.
+
+Hydra composes the groups, OmegaConf checks types against these dataclasses, `validate` checks what types cannot.
+A process of a run reads the resolved `RUN/config.yaml` with `load_run_config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gyre_hpc.errors import ConfigError, MissingInput
+
+
+@dataclass
+class ModelConfig:
+    """The policy: architecture, starting weights, tokenizer and renderer."""
+
+    path: str = MISSING
+    """Folder in Hugging Face layout: config.json, model.safetensors, tokenizer.json. `package:NAME` = shipped with gyre_hpc."""
+    renderer: str = "qwen3"
+    """Name of the `renderers` renderer that turns messages into ids and ids into messages."""
+    thinking: bool = False
+    """Whether the renderer leaves the thinking block to the model."""
+    max_context: int = 2048
+    """Longest prompt + output in tokens; a longer request is refused in the dialect's own words."""
+
+
+@dataclass
+class EngineConfig:
+    """Rollout engine of a cell."""
+
+    kind: str = "torch"
+    """`torch`: the embedded reference engine (CPU, small dense models). `sglang` comes with the elastic tier."""
+    page_tokens: int = 16
+    """Tokens of one KV page; only full pages are shared between calls."""
+    pool_tokens: int = 65536
+    """Tokens in the KV pool of one cell."""
+    capacity: int = 11
+    """Executions one cell serves at the same time (C_e)."""
+    threads: int = 1
+    """Torch threads of the engine process."""
+    start_timeout_s: float = 300.0
+    """Seconds an engine may take from start to healthy."""
+    tokens_per_s: float = 0.0
+    """Paced device: tokens per second the engine may emit, 0 = unpaced. Only for comparing policies on shared CPUs."""
+
+
+@dataclass
+class TrainerConfig:
+    """Megatron-core training inside a cell."""
+
+    tensor_parallel: int = 1
+    """TP size inside a cell."""
+    tokens_per_micro_step: int = 4096
+    """Packed tokens of one micro-step; at least the longest admissible path (model.max_context)."""
+    min_micro_steps_per_group: int = 4
+    """A group is split into at least this many micro-steps where it has that many paths."""
+    packing: str = "tree"
+    """`tree`: prefix forest with tree attention. `rows`: one row per path (recurrent architectures)."""
+    learning_rate: float = 3e-4
+    """Adam step size after warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+    beta1: float = 0.9
+    """Adam beta1."""
+    beta2: float = 0.99
+    """Adam beta2."""
+    eps: float = 1e-8
+    """Adam epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    clip_grad: float = 1.0
+    """Global gradient norm clip; 0 = off."""
+    threads: int = 1
+    """Torch threads of a trainer rank on CPU."""
+    checkpoint_every: int = 1
+    """Publications between two checkpoints."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept."""
+    tokens_per_s: float = 0.0
+    """Paced device: tokens per second a trainer may consume, 0 = unpaced."""
+
+
+@dataclass
+class ObjectiveConfig:
+    """Advantage, selection and loss (design section 8)."""
+
+    kind: str = "sequence_clip"
+    """`sequence_clip` (GSPO as adapted by the paper) or `grpo` (token clip)."""
+    std: bool = True
+    """Divide the centred reward by (std + eps)."""
+    eps: float = 0.1
+    """Added to the group's standard deviation."""
+    j_max: int = 5
+    """Most paths kept per execution."""
+    clip_low: float = 0.005
+    """Lower half width of the ratio clip."""
+    clip_high: float = 0.005
+    """Upper half width of the ratio clip."""
+    ratio_cap: float = 5.0
+    """Cap of the token-level importance weight."""
+    replay_weight: float = 0.0
+    """Weight of the replayed warm-start loss (mean over replayed tokens) added to each step; 0 = off."""
+    replay_tokens: int = 0
+    """Replayed demonstration tokens per optimizer step."""
+
+
+@dataclass
+class ScheduleConfig:
+    """When cells switch roles (design section 5)."""
+
+    policy: str = "gyre"
+    """`gyre` (elastic), `colocate` (whole pool switches) or `async` (fixed pools)."""
+    batch_groups: int = 4
+    """B: groups consumed by one training step."""
+    executions_per_group: int = 8
+    """N: executions of one query."""
+    steps_per_burst: int = 1
+    """mu: training steps between two publications."""
+    extra_dispatch: float = 0.0
+    """phi: groups dispatched ahead, in units of B; phi*B must be an integer."""
+    oversample: int = 0
+    """m: extra executions per group; the first N valid outcomes count, the surplus is withdrawn."""
+    max_staleness: int = -1
+    """Most steps a group may be behind when consumed; -1 = ceil(2(phi+mu))."""
+    order: str = "fifo"
+    """Launch order: `fifo`."""
+    max_void_bursts: int = 3
+    """Bursts in a row without a step after which the run checkpoints and stops."""
+    training_cells: int = 0
+    """Cells fixed to training under `async`; 0 = half of them, at least one."""
+    streaming: bool = True
+    """Whether training may start before all groups of the burst are ready (baselines only)."""
+    steps: int = 30
+    """Optimizer steps of the run."""
+
+
+@dataclass
+class CellConfig:
+    """Shape of one cell."""
+
+    ranks: int = 1
+    """Trainer ranks (CPU: processes; GPU: one per device)."""
+    nodes: int = 1
+    """Nodes of a cell (slurm)."""
+    cpus_per_rank: int = 1
+    """CPUs bound to a rank (slurm)."""
+    mem: str = "2G"
+    """Memory of the cell's step (slurm)."""
+    gres: str = ""
+    """Generic resources of the cell's step, for example gpu:8 (slurm)."""
+
+
+@dataclass
+class ClusterConfig:
+    """Where the processes run."""
+
+    kind: str = "local"
+    """`local` (child process groups) or `slurm` (one srun step per cell inside the allocation)."""
+    cells: int = 3
+    """K: number of cells; index 0 is the core."""
+    cell: CellConfig = field(default_factory=CellConfig)
+    """Shape of every cell."""
+    host: str = "127.0.0.1"
+    """Address servers of this run bind to."""
+    srun_args: list[str] = field(default_factory=list)
+    """Extra arguments of every srun (slurm)."""
+    suspect_after_s: float = 10.0
+    """Seconds without a heartbeat until a peer is SUSPECT."""
+    lost_after_s: float = 20.0
+    """Seconds of SUSPECT until it is LOST."""
+    orphan_grace_s: float = 120.0
+    """Seconds a peer outlives its controller."""
+    restarts: int = 8
+    """Replacements of lost cells, runner, gateway or processor before the run gives up."""
+    start_timeout_s: float = 300.0
+    """Seconds a process may take from launch to its first hello."""
+
+
+@dataclass
+class TransportConfig:
+    """Links and regions."""
+
+    kind: str = "sockets"
+    """`sockets`; `mpi` and `nixl` come with the Slurm issue."""
+    heartbeat_s: float = 1.0
+    """Seconds between two heartbeats."""
+    pull_timeout_s: float = 120.0
+    """Deadline of one region pull."""
+
+
+@dataclass
+class GatewayConfig:
+    """The black-box boundary."""
+
+    keepalive_s: float = 15.0
+    """Seconds of silence after which a waiting client gets a keep-alive event."""
+    call_deadline_s: float = 3600.0
+    """Seconds a call may take before its connection is reset and the execution marked infrastructure."""
+    drain_s: float = 2.0
+    """Seconds running calls get to finish when their cell leaves, before they are cut and moved."""
+    max_calls: int = 0
+    """Model calls allowed per execution; 0 = unlimited. Beyond it calls are refused."""
+    max_sampled_tokens: int = 0
+    """Sampled tokens allowed per execution; 0 = unlimited. Beyond it calls are refused."""
+    max_output_tokens: int = 1024
+    """Cap of one answer."""
+    max_stall_credit_s: float = 600.0
+    """Most seconds of our own holding that are given back to the harness clock."""
+    fsync_s: float = 1.0
+    """Longest time between group fsyncs of the call log."""
+
+
+@dataclass
+class HarnessConfig:
+    """The agent program, launched unmodified."""
+
+    name: str = "reference"
+    """Name, used for role rules and logs."""
+    command: list[str] = field(default_factory=list)
+    """Command line; {base_url}, {workspace}, {instruction}, {seed} are filled in. Empty for `reference` = the shipped program."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Extra environment; the same placeholders apply."""
+    dialect: str = "openai-chat"
+    """What it speaks: `openai-chat` or `anthropic-messages`."""
+    timeout_s: float = 150.0
+    """Harness time limit: the execution is ended and its workspace scored."""
+    overall_timeout_s: float = 300.0
+    """Overall limit including set-up and evaluation: beyond it the execution is excluded."""
+    max_turns: int = 16
+    """Turn limit handed to the reference harness's main agent."""
+    startup_grace_s: float = 60.0
+    """Seconds for the first model call."""
+
+
+@dataclass
+class TasksConfig:
+    """Where queries come from."""
+
+    family: str = "patchkit"
+    """Task family."""
+    train_seed: int = 1_000_000
+    """First training task; task i of the run is train_seed + i."""
+    heldout_seed: int = 500_000
+    """First held-out task; never trained on."""
+    heldout: int = 40
+    """Number of held-out tasks."""
+    evaluation_repeats: int = 2
+    """Executions per held-out task and evaluation point."""
+    evaluate_every: int = 0
+    """Publications between two evaluations; 0 = only before the first and after the last step."""
+    max_modules: int = 6
+    """patchkit: most modules of a task."""
+    evaluator_timeout_s: float = 30.0
+    """Seconds one evaluator attempt may take."""
+    evaluator_retries: int = 3
+    """Evaluator attempts before the execution is excluded."""
+    sandbox: str = "auto"
+    """`auto` (userns where possible), `userns`, or `none`."""
+
+
+@dataclass
+class RunConfig:
+    """One run. `gyre train experiment=quickstart` composes it; RUN/config.yaml holds it resolved."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    harness: HarnessConfig = field(default_factory=HarnessConfig)
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    name: str = "run"
+    """Name of the run; its folder is `root`/`name`-TIMESTAMP."""
+    root: str = "runs"
+    """Folder that holds runs, on the parallel filesystem."""
+    seed: int = 0
+    """Seed of everything drawn in the run."""
+    resume: str = ""
+    """Run folder to continue; the configuration is the frozen one of that run."""
+    resume_force: bool = False
+    """Take over a run owned by another host (only if you know that owner is gone)."""
+    trust_tasks: bool = False
+    """Run harness and tests without a sandbox where the machine has no user namespaces."""
+
+
+def structured() -> DictConfig:
+    """The schema as an OmegaConf structured config."""
+    return OmegaConf.structured(RunConfig)
+
+
+def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for item in fields(schema):
+        keys.append(prefix + item.name)
+        factory = item.default_factory
+        if isinstance(factory, type) and is_dataclass(factory):
+            keys += _known_keys(factory, f"{prefix}{item.name}.")
+    return keys
+
+
+def nearest_key(key: str) -> str:
+    """The valid key most like `key` ("" if none is close)."""
+    known = _known_keys(RunConfig)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if not close:
+        tails = {name.rsplit(".", 1)[-1]: name for name in known}
+        match = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.5)
+        close = [tails[match[0]]] if match else []
+    return close[0] if close else ""
+
+
+def to_run_config(config: DictConfig) -> RunConfig:
+    """Merge into the schema and validate. Raises ConfigError naming the key and the nearest valid one."""
+    try:
+        merged = OmegaConf.merge(structured(), config)
+        run = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", "") or "")
+        hint = nearest_key(key)
+        raise ConfigError(
+            f"config key '{key}': {str(error).splitlines()[0]}",
+            fix=f"did you mean '{hint}'?" if hint and hint != key else "see gyre train --help",
+        ) from error
+    assert isinstance(run, RunConfig)
+    validate(run)
+    return run
+
+
+def validate(run: RunConfig) -> None:
+    """Checks that cross fields. Raises ConfigError naming the key."""
+    schedule, trainer = run.schedule, run.trainer
+    ahead = schedule.extra_dispatch * schedule.batch_groups
+    if abs(ahead - round(ahead)) > 1e-9:
+        raise ConfigError(
+            f"schedule.extra_dispatch={schedule.extra_dispatch}: phi*B = {ahead} is not an integer",
+            fix=f"use a multiple of 1/{schedule.batch_groups}",
+        )
+    _one_of("schedule.policy", schedule.policy, ("gyre", "colocate", "async"))
+    _one_of("engine.kind", run.engine.kind, ("torch", "sglang"))
+    _one_of("cluster.kind", run.cluster.kind, ("local", "slurm"))
+    _one_of("transport.kind", run.transport.kind, ("sockets",))
+    _one_of("objective.kind", run.objective.kind, ("sequence_clip", "grpo"))
+    _one_of("harness.dialect", run.harness.dialect, ("openai-chat", "anthropic-messages"))
+    _one_of("tasks.sandbox", run.tasks.sandbox, ("auto", "userns", "none"))
+    _one_of("trainer.packing", trainer.packing, ("tree", "rows"))
+    positive = {
+        "schedule.batch_groups": schedule.batch_groups,
+        "schedule.steps_per_burst": schedule.steps_per_burst,
+        "schedule.steps": schedule.steps,
+        "engine.capacity": run.engine.capacity,
+        "engine.page_tokens": run.engine.page_tokens,
+        "cluster.cells": run.cluster.cells,
+        "cluster.cell.ranks": run.cluster.cell.ranks,
+        "objective.j_max": run.objective.j_max,
+    }
+    for key, value in positive.items():
+        if value < 1:
+            raise ConfigError(f"{key}={value} must be at least 1", fix=f"set {key}=1 or more")
+    if schedule.executions_per_group < 2:
+        raise ConfigError(
+            f"schedule.executions_per_group={schedule.executions_per_group}: a group-relative advantage needs 2",
+            fix="set schedule.executions_per_group=2 or more",
+        )
+    if trainer.tokens_per_micro_step < run.model.max_context:
+        raise ConfigError(
+            f"trainer.tokens_per_micro_step={trainer.tokens_per_micro_step} is below"
+            f" model.max_context={run.model.max_context}: a longest path would not fit",
+            fix=f"set trainer.tokens_per_micro_step={run.model.max_context} or more",
+        )
+    if schedule.policy == "async" and run.cluster.cells < 2:
+        raise ConfigError("schedule.policy=async needs cluster.cells >= 2", fix="set cluster.cells=2")
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)
+        raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}", fix=f"did you mean {key}={close[0]}?")
+
+
+def load_run_config(run_dir: Path) -> RunConfig:
+    """The resolved configuration frozen in a run folder."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise MissingInput(f"{path}: no such file", fix="name a folder made by gyre train")
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return to_run_config(loaded)
+
+
+def save_run_config(run: RunConfig, run_dir: Path) -> None:
+    """Freeze the resolved configuration."""
+    OmegaConf.save(OmegaConf.structured(run), run_dir / "config.yaml")

@@ -1,0 +1,83 @@
+"""Names inside a run folder (design section 10). The only place that knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre_hpc.records import ExecutionId, Version
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Paths of one run; `root` is the run folder. Creating folders is `create`'s job, nobody else's."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def secret(self) -> Path:
+        """HMAC key of the run's links, mode 0600."""
+        return self.root / "secret"
+
+    @property
+    def rendezvous(self) -> Path:
+        """JSON {host, port, epoch, pid}: where the controller listens."""
+        return self.root / "controller.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
+    def calls(self) -> Path:
+        """Call logs, one file per gateway process."""
+        return self.root / "calls"
+
+    @property
+    def shards(self) -> Path:
+        return self.root / "shards"
+
+    @property
+    def manifest(self) -> Path:
+        """One JSON line per sealed shard."""
+        return self.root / "manifest.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def model(self) -> Path:
+        """The starting policy in Hugging Face layout (copied at start-up, so that a run is self-contained)."""
+        return self.root / "model"
+
+    def checkpoint(self, version: Version) -> Path:
+        return self.checkpoints / f"v{version:06d}"
+
+    def logs(self, attempt: int) -> Path:
+        return self.root / "logs" / f"attempt-{attempt}"
+
+    def execution(self, execution: ExecutionId, attempt: int) -> Path:
+        """Workspace, harness log and evaluator output of one attempt."""
+        return self.root / "executions" / f"{execution:06d}" / f"attempt-{attempt}"
+
+    def create(self) -> None:
+        """Make the folders."""
+        for folder in (self.journal, self.calls, self.shards, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,224 @@
+"""Events and decisions: the closed language between the schedule and its callers (controller, simulator).
+
+Everything here is frozen, serialisable (msgspec, tagged) and journaled. Ids are minted by the schedule.
+`decide(state, event) -> (state, decisions)` in `machine.py` is the only consumer of events.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from gyre_hpc.records import CellId, ClosingReason, ExecutionId, GroupId, Version
+
+
+class Role(enum.StrEnum):
+    """Role a cell is ready to serve."""
+
+    ROLLOUT = "rollout"
+    TRAINING = "training"
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event"):
+    """Base of all events."""
+
+
+class Started(Event, tag="started"):
+    """The run begins: all configured cells exist, none is ready."""
+
+
+class Launched(Event, tag="launched"):
+    """These executions' harnesses have been started."""
+
+    ids: tuple[ExecutionId, ...]
+
+
+class Terminated(Event, tag="terminated"):
+    """The execution will make no further call. Raises f exactly once; a repeat changes nothing."""
+
+    id: ExecutionId
+    reason: ClosingReason
+
+
+class GroupReady(Event, tag="group_ready"):
+    """All executions closed, outcomes final, at least 2 valid. `micro_steps` may be 0 (zero spread)."""
+
+    group: GroupId
+    micro_steps: int
+
+
+class GroupDead(Event, tag="group_dead"):
+    """All executions closed and fewer than 2 valid: nothing can be trained."""
+
+    group: GroupId
+    reason: str
+
+
+class MicroSteps(Event, tag="micro_steps"):
+    """Claims ledger of the open batch: `unclaimed` may be claimed, `open` are claimed and not yet done."""
+
+    unclaimed: int
+    open: int
+
+
+class BatchDone(Event, tag="batch_done"):
+    """The closed batch was committed. `stepped` is False when no micro-step existed: the version stays."""
+
+    stepped: bool
+
+
+class Published(Event, tag="published"):
+    """Version `version` is served from now on (all live engines confirmed it or left)."""
+
+    version: Version
+
+
+class CellReady(Event, tag="cell_ready"):
+    """A cell finished its switch (or its start) and serves `role`."""
+
+    cell: CellId
+    role: Role
+
+
+class CellUnroutable(Event, tag="cell_unroutable"):
+    """A rollout cell cannot take calls (SUSPECT, engine restart, BLOCKED, QUARANTINED); its capacity is gone."""
+
+    cell: CellId
+    cause: str
+
+
+class CellRoutable(Event, tag="cell_routable"):
+    """An unroutable rollout cell serves again."""
+
+    cell: CellId
+
+
+class CellLost(Event, tag="cell_lost"):
+    """The cell is gone for good; its claims have returned."""
+
+    cell: CellId
+
+
+class CellAdded(Event, tag="cell_added"):
+    """A cell joined (replacement or growth); it appears at the end of the order, in rollout."""
+
+    cell: CellId
+    capacity: int
+
+
+class CoreRestored(Event, tag="core_restored"):
+    """The new core loaded checkpoint `version`; steps above it are undone."""
+
+    version: Version
+
+
+class EvaluationDue(Event, tag="evaluation_due"):
+    """`executions` held-out executions of version `version` should run when capacity is spare."""
+
+    version: Version
+    executions: int
+
+
+class Tick(Event, tag="tick"):
+    """Seconds since the run started, on the caller's clock. The only way time enters."""
+
+    now: float
+
+
+class Decision(msgspec.Struct, frozen=True, tag_field="decision"):
+    """Base of all decisions."""
+
+
+class DispatchedGroup(msgspec.Struct, frozen=True):
+    """A group and the executions minted for it."""
+
+    group: GroupId
+    executions: tuple[ExecutionId, ...]
+
+
+class Dispatch(Decision, tag="dispatch"):
+    """New groups enter the ledger, stamped with the published version."""
+
+    groups: tuple[DispatchedGroup, ...]
+    version: Version
+
+
+class Launch(Decision, tag="launch"):
+    """Start these training executions."""
+
+    ids: tuple[ExecutionId, ...]
+
+
+class LaunchEvaluation(Decision, tag="launch_evaluation"):
+    """Start these held-out executions of `version`."""
+
+    ids: tuple[ExecutionId, ...]
+    version: Version
+
+
+class Withdraw(Decision, tag="withdraw"):
+    """End these executions (surplus, or a written-off group): queued ones never start, running ones are cancelled."""
+
+    ids: tuple[ExecutionId, ...]
+
+
+class ToTraining(Decision, tag="to_training"):
+    """Switch the cell from rollout to training."""
+
+    cell: CellId
+
+
+class ToRollout(Decision, tag="to_rollout"):
+    """Flush the cell's contribution and switch it back to rollout."""
+
+    cell: CellId
+
+
+class CloseJoinWindow(Decision, tag="close_join_window"):
+    """No further cell joins this batch unless claims return."""
+
+
+class CloseBatch(Decision, tag="close_batch"):
+    """All slots are consumed or written off: collect contributions, step once."""
+
+
+class Publish(Decision, tag="publish"):
+    """Publish the core's weights as `version`."""
+
+    version: Version
+
+
+class WriteOff(Decision, tag="write_off"):
+    """The group uses no slot and is never trained."""
+
+    group: GroupId
+    reason: str
+
+
+class EndBurst(Decision, tag="end_burst"):
+    """The burst ended at `version`, or void (no step was taken)."""
+
+    version: Version | None
+
+
+class RestoreCore(Decision, tag="restore_core"):
+    """This cell becomes the core: load the last checkpoint (the caller knows which), then report CoreRestored."""
+
+    cell: CellId
+
+
+class Stop(Decision, tag="stop"):
+    """The run is over: `reason` is empty when all configured steps are done, else it names the fault."""
+
+    reason: str
+
+
+AnyEvent = (
+    Started | Launched | Terminated | GroupReady | GroupDead | MicroSteps | BatchDone | Published | CellReady
+    | CellUnroutable | CellRoutable | CellLost | CellAdded | CoreRestored | EvaluationDue | Tick
+)
+AnyDecision = (
+    Dispatch | Launch | LaunchEvaluation | Withdraw | ToTraining | ToRollout | CloseJoinWindow | CloseBatch
+    | Publish | WriteOff | EndBurst | RestoreCore | Stop
+)

@@ -1,0 +1,460 @@
+"""Every message that crosses a link, by direction. Small, ordered, typed; bulk goes through regions.
+
+A link joins the controller to one peer: a cell leader, the gateway, the runner or the processor. The envelope
+(epoch, incarnation, sequence) belongs to `links.py`; these are the bodies. Pickle never crosses a wire.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId, Version
+from gyre_hpc.schedule.protocol import Role
+
+
+class PeerKind(enum.StrEnum):
+    """What a peer is."""
+
+    CELL = "cell"
+    GATEWAY = "gateway"
+    RUNNER = "runner"
+    PROCESSOR = "processor"
+
+
+class RegionKind(enum.StrEnum):
+    """What a region holds (design section 4)."""
+
+    WEIGHTS = "weights"
+    GRADIENT = "gradient"
+    KV_PAGE = "kv_page"
+    MICRO_STEPS = "micro_steps"
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """One array of a region. `xxh3` is the hex xxh3-64 of its bytes; `dtype` is numpy's (little-endian)."""
+
+    id: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    xxh3: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Where an immutable, versioned region lies and how to check it. `address` is host:port of the owner's server."""
+
+    kind: RegionKind
+    name: str
+    version: int
+    layout: str
+    owner: str
+    address: str
+    fragments: tuple[Fragment, ...]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all bodies; the tag is the class name."""
+
+
+# ---- any peer -> controller -------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First message of an incarnation. `address` is the URL or host:port the peer serves ("" if none).
+
+    `claims` and `open_batch` list what a re-connecting cell still holds.
+    """
+
+    kind: PeerKind
+    index: int
+    pid: int
+    host: str
+    address: str
+    claims: tuple[str, ...] = ()
+    open_batch: int | None = None
+
+
+class Heartbeat(Message):
+    """Sent every `transport.heartbeat_s` by a thread that does no tensor work."""
+
+
+class Goodbye(Message):
+    """The peer ends on purpose; `error` is empty on a clean end."""
+
+    error: str = ""
+
+
+# ---- controller -> any peer -------------------------------------------------------------------------------------
+
+
+class Shutdown(Message):
+    """End cleanly: finish writes, say Goodbye, exit 0."""
+
+    reason: str
+
+
+# ---- controller -> gateway --------------------------------------------------------------------------------------
+
+
+class OpenExecution(Message):
+    """Accept calls under `key` (unguessable; the base URL is <gateway address>/x/<key>)."""
+
+    execution: ExecutionId
+    attempt: int
+    key: str
+    evaluation: bool
+
+
+class CloseExecution(Message):
+    """Refuse further calls of this execution, abandon running ones, answer with ExecutionSealed."""
+
+    execution: ExecutionId
+    attempt: int
+
+
+class Route(Message):
+    """Send calls to this cell's engine at `address`; it serves `version`."""
+
+    cell: CellId
+    address: str
+    capacity: int
+    version: Version
+
+
+class Unroute(Message):
+    """Stop sending calls to the cell; let running calls finish for `drain_s`, then cut and re-route them.
+
+    `gone` means the engine is dead: nothing can be asked of it. Answered with Unrouted.
+    """
+
+    cell: CellId
+    drain_s: float
+    cause: str
+    gone: bool = False
+
+
+# ---- gateway -> controller --------------------------------------------------------------------------------------
+
+
+class Unrouted(Message):
+    """No call of ours runs on the cell any more; `cut` calls were cut at a token boundary and moved."""
+
+    cell: CellId
+    cut: int
+
+
+class EngineFault(Message):
+    """The cell's engine refused or reset; its calls have been re-routed."""
+
+    cell: CellId
+    cause: str
+
+
+class ExecutionSealed(Message):
+    """All records of the attempt are durable. `calls` counts generations begun for it."""
+
+    execution: ExecutionId
+    attempt: int
+    calls: int
+    calls_rerouted: int
+    calls_lost: int
+    tokens_sampled: int
+    tokens_recomputed: int
+    prompt_tokens: int
+    held_s: float
+    incomplete: bool
+    budget_exhausted: bool
+
+
+class GatewayStatus(Message):
+    """Every second: calls running per cell, calls waiting for a route, tokens sampled so far."""
+
+    running: dict[int, int]
+    waiting: int
+    tokens: int
+
+
+# ---- controller -> runner ---------------------------------------------------------------------------------------
+
+
+class StartExecution(Message):
+    """Prepare the workspace of `query` and start the harness against `base_url`."""
+
+    execution: ExecutionId
+    attempt: int
+    query: str
+    base_url: str
+    seed: int
+    evaluation: bool
+
+
+class CancelExecution(Message):
+    """End the execution now with this reason; no assessment follows for surplus."""
+
+    execution: ExecutionId
+    attempt: int
+    reason: ClosingReason
+
+
+# ---- runner -> controller ---------------------------------------------------------------------------------------
+
+
+class ExecutionStarted(Message):
+    """The harness process runs."""
+
+    execution: ExecutionId
+    attempt: int
+
+
+class ExecutionClosed(Message):
+    """The harness has ended and will make no further call. `wall_s` is real, `exit_code` None if killed."""
+
+    execution: ExecutionId
+    attempt: int
+    reason: ClosingReason
+    wall_s: float
+    exit_code: int | None
+    detail: str
+
+
+class ExecutionAssessed(Message):
+    """The final assessment (after retries). Not sent for reasons outside SCORED_REASONS."""
+
+    execution: ExecutionId
+    attempt: int
+    assessment: Assessment
+
+
+# ---- controller -> processor ------------------------------------------------------------------------------------
+
+
+class ExpectGroup(Message):
+    """A dispatched group. `version` is the stamp; `executions` its members."""
+
+    group: GroupId
+    query: str
+    version: Version
+    executions: tuple[ExecutionId, ...]
+
+
+class ExecutionOutcome(Message):
+    """Closed, sealed, finally assessed or finally excluded. `group` is None for an evaluation.
+
+    `assessment` is None when the execution is excluded (infrastructure, overall timeout, surplus, lost records).
+    """
+
+    execution: ExecutionId
+    attempt: int
+    group: GroupId | None
+    query: str
+    reason: ClosingReason
+    wall_s: float
+    incomplete: bool
+    assessment: Assessment | None
+
+
+class DropGroup(Message):
+    """The group was written off or consumed: free what is held for it in memory."""
+
+    group: GroupId
+
+
+class Seal(Message):
+    """Seal pending executions into a shard now (publication, drain)."""
+
+
+# ---- processor -> controller ------------------------------------------------------------------------------------
+
+
+class MicroStepRef(msgspec.Struct, frozen=True):
+    """One claimable unit of training work. `id` is "<group>.<index>"."""
+
+    id: str
+    group: GroupId
+    version: Version
+    tokens: int
+    targets: int
+    manifest: Manifest
+
+
+class GroupProcessed(Message):
+    """The group is ready (`valid` >= 2) or dead. `weights_executions` is its share of |E|: its valid executions."""
+
+    group: GroupId
+    valid: int
+    rewards: tuple[float, ...]
+    micro_steps: tuple[MicroStepRef, ...]
+    trained_tokens: int
+    paths: int
+    paths_cut: int
+    reason: str
+
+
+class ShardSealed(Message):
+    """These executions are at rest."""
+
+    shard: str
+    executions: tuple[ExecutionId, ...]
+
+
+# ---- controller -> cell -----------------------------------------------------------------------------------------
+
+
+class BecomeTrainer(Message):
+    """Release the engine's memory, load `weights` (None for the core: it owns them), report CellSwitched(TRAINING)."""
+
+    batch: int
+    core: bool
+    weights: Manifest | None
+    version: Version
+
+
+class BecomeEngine(Message):
+    """Off-load the trainer, resume the engine, load and confirm `version`, report CellSwitched(ROLLOUT)."""
+
+    version: Version
+    weights: Manifest
+
+
+class StartBatch(Message):
+    """A batch is open for this training cell: begin to claim. Satellites pull `weights` first if not None."""
+
+    batch: int
+    version: Version
+    weights: Manifest | None
+
+
+class Claimed(Message):
+    """Answer to Claim: work, or None when nothing is unclaimed at the moment (ask again when WorkReady comes)."""
+
+    batch: int
+    micro_step: MicroStepRef | None
+
+
+class WorkReady(Message):
+    """Micro-steps are claimable again."""
+
+    batch: int
+
+
+class FlushContribution(Message):
+    """No more work in this batch for this cell: publish the accumulated gradient, answer with Contribution."""
+
+    batch: int
+
+
+class ContributionCommitted(Message):
+    """The core has added this cell's contribution (or the batch is void): its gradient may be freed."""
+
+    batch: int
+
+
+class CommitBatch(Message):
+    """To the core: add `contributions` in the given order to its own gradient, scale by 1/executions, clip, step.
+
+    Contributions: (cell, manifest). Answered with BatchCommitted(version).
+    """
+
+    batch: int
+    version: Version
+    executions: int
+    contributions: tuple[tuple[CellId, Manifest], ...]
+
+
+class PublishWeights(Message):
+    """To the core: write checkpoint and weights region of `version`; answer with WeightsPublished."""
+
+    version: Version
+    checkpoint: bool
+
+
+class RestoreTrainer(Message):
+    """To the new core: load the checkpoint folder, answer with TrainerRestored."""
+
+    checkpoint: str
+    version: Version
+
+
+# ---- cell -> controller -----------------------------------------------------------------------------------------
+
+
+class CellSwitched(Message):
+    """The switch ended well. `phases` maps phase name to seconds. For ROLLOUT the engine confirmed `version`."""
+
+    role: Role
+    version: Version
+    address: str
+    phases: dict[str, float]
+
+
+class SwitchFailed(Message):
+    """`state` is "blocked" (release failed) or "quarantined" (load failed)."""
+
+    state: str
+    error: str
+
+
+class EngineDown(Message):
+    """The cell's engine process died; the leader is restarting it. CellSwitched(ROLLOUT) follows when it serves."""
+
+    cause: str
+
+
+class Claim(Message):
+    """Ask for one micro-step of the batch."""
+
+    batch: int
+
+
+class MicroStepDone(Message):
+    """Provisional: the gradient of this micro-step is in the cell's accumulator."""
+
+    batch: int
+    micro_step: str
+    seconds: float
+    metrics: dict[str, float]
+
+
+class Contribution(Message):
+    """The cell's one contribution to the batch; names its micro-steps. `manifest` is None when it did none."""
+
+    batch: int
+    micro_steps: tuple[str, ...]
+    manifest: Manifest | None
+
+
+class BatchCommitted(Message):
+    """The optimizer has stepped. `metrics`: grad_norm, learning_rate, ..."""
+
+    batch: int
+    version: Version
+    metrics: dict[str, float]
+
+
+class WeightsPublished(Message):
+    """`weights` is the region satellites and engines pull; `checkpoint` is a folder or "" if none was asked."""
+
+    version: Version
+    weights: Manifest
+    checkpoint: str
+
+
+class TrainerRestored(Message):
+    """The core holds the checkpoint of `version`; `weights` is its region."""
+
+    version: Version
+    weights: Manifest
+
+
+FromPeer = (
+    Hello | Heartbeat | Goodbye | Unrouted | EngineFault | ExecutionSealed | GatewayStatus | ExecutionStarted
+    | ExecutionClosed | ExecutionAssessed | GroupProcessed | ShardSealed | CellSwitched | SwitchFailed | EngineDown
+    | Claim | MicroStepDone | Contribution | BatchCommitted | WeightsPublished | TrainerRestored
+)
+FromController = (
+    Shutdown | OpenExecution | CloseExecution | Route | Unroute | StartExecution | CancelExecution | ExpectGroup
+    | ExecutionOutcome | DropGroup | Seal | BecomeTrainer | BecomeEngine | StartBatch | Claimed | WorkReady
+    | FlushContribution | ContributionCommitted | CommitBatch | PublishWeights | RestoreTrainer
+)
