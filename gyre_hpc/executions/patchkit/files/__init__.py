@@ -1,0 +1,1 @@
+"""Programs copied into workspaces and hidden folders; never imported by gyre_hpc."""
