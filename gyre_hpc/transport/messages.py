@@ -61,7 +61,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 # ---- any peer -> controller -------------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First message of an incarnation. `address` is the URL or host:port the peer serves ("" if none).
 
     `claims` and `open_batch` list what a re-connecting cell still holds.
@@ -76,11 +76,11 @@ class Hello(Message):
     open_batch: int | None = None
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Sent every `transport.heartbeat_s` by a thread that does no tensor work."""
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """The peer ends on purpose; `error` is empty on a clean end."""
 
     error: str = ""
@@ -89,7 +89,7 @@ class Goodbye(Message):
 # ---- controller -> any peer -------------------------------------------------------------------------------------
 
 
-class Shutdown(Message):
+class Shutdown(Message, frozen=True):
     """End cleanly: finish writes, say Goodbye, exit 0."""
 
     reason: str
@@ -98,7 +98,7 @@ class Shutdown(Message):
 # ---- controller -> gateway --------------------------------------------------------------------------------------
 
 
-class OpenExecution(Message):
+class OpenExecution(Message, frozen=True):
     """Accept calls under `key` (unguessable; the base URL is <gateway address>/x/<key>)."""
 
     execution: ExecutionId
@@ -107,14 +107,14 @@ class OpenExecution(Message):
     evaluation: bool
 
 
-class CloseExecution(Message):
+class CloseExecution(Message, frozen=True):
     """Refuse further calls of this execution, abandon running ones, answer with ExecutionSealed."""
 
     execution: ExecutionId
     attempt: int
 
 
-class Route(Message):
+class Route(Message, frozen=True):
     """Send calls to this cell's engine at `address`; it serves `version`."""
 
     cell: CellId
@@ -123,7 +123,7 @@ class Route(Message):
     version: Version
 
 
-class Unroute(Message):
+class Unroute(Message, frozen=True):
     """Stop sending calls to the cell; let running calls finish for `drain_s`, then cut and re-route them.
 
     `gone` means the engine is dead: nothing can be asked of it. Answered with Unrouted.
@@ -138,21 +138,21 @@ class Unroute(Message):
 # ---- gateway -> controller --------------------------------------------------------------------------------------
 
 
-class Unrouted(Message):
+class Unrouted(Message, frozen=True):
     """No call of ours runs on the cell any more; `cut` calls were cut at a token boundary and moved."""
 
     cell: CellId
     cut: int
 
 
-class EngineFault(Message):
+class EngineFault(Message, frozen=True):
     """The cell's engine refused or reset; its calls have been re-routed."""
 
     cell: CellId
     cause: str
 
 
-class ExecutionSealed(Message):
+class ExecutionSealed(Message, frozen=True):
     """All records of the attempt are durable. `calls` counts generations begun for it."""
 
     execution: ExecutionId
@@ -168,7 +168,7 @@ class ExecutionSealed(Message):
     budget_exhausted: bool
 
 
-class GatewayStatus(Message):
+class GatewayStatus(Message, frozen=True):
     """Every second: calls running per cell, calls waiting for a route, tokens sampled so far."""
 
     running: dict[int, int]
@@ -179,7 +179,7 @@ class GatewayStatus(Message):
 # ---- controller -> runner ---------------------------------------------------------------------------------------
 
 
-class StartExecution(Message):
+class StartExecution(Message, frozen=True):
     """Prepare the workspace of `query` and start the harness against `base_url`."""
 
     execution: ExecutionId
@@ -190,7 +190,7 @@ class StartExecution(Message):
     evaluation: bool
 
 
-class CancelExecution(Message):
+class CancelExecution(Message, frozen=True):
     """End the execution now with this reason; no assessment follows for surplus."""
 
     execution: ExecutionId
@@ -198,17 +198,25 @@ class CancelExecution(Message):
     reason: ClosingReason
 
 
+class AssessExecution(Message, frozen=True):
+    """Assess the preserved workspace of an attempt that closed before its assessment was recorded (resume)."""
+
+    execution: ExecutionId
+    attempt: int
+    query: str
+
+
 # ---- runner -> controller ---------------------------------------------------------------------------------------
 
 
-class ExecutionStarted(Message):
+class ExecutionStarted(Message, frozen=True):
     """The harness process runs."""
 
     execution: ExecutionId
     attempt: int
 
 
-class ExecutionClosed(Message):
+class ExecutionClosed(Message, frozen=True):
     """The harness has ended and will make no further call. `wall_s` is real, `exit_code` None if killed."""
 
     execution: ExecutionId
@@ -219,7 +227,7 @@ class ExecutionClosed(Message):
     detail: str
 
 
-class ExecutionAssessed(Message):
+class ExecutionAssessed(Message, frozen=True):
     """The final assessment (after retries). Not sent for reasons outside SCORED_REASONS."""
 
     execution: ExecutionId
@@ -230,7 +238,7 @@ class ExecutionAssessed(Message):
 # ---- controller -> processor ------------------------------------------------------------------------------------
 
 
-class ExpectGroup(Message):
+class ExpectGroup(Message, frozen=True):
     """A dispatched group. `version` is the stamp; `executions` its members."""
 
     group: GroupId
@@ -239,7 +247,7 @@ class ExpectGroup(Message):
     executions: tuple[ExecutionId, ...]
 
 
-class ExecutionOutcome(Message):
+class ExecutionOutcome(Message, frozen=True):
     """Closed, sealed, finally assessed or finally excluded. `group` is None for an evaluation.
 
     `assessment` is None when the execution is excluded (infrastructure, overall timeout, surplus, lost records).
@@ -255,13 +263,13 @@ class ExecutionOutcome(Message):
     assessment: Assessment | None
 
 
-class DropGroup(Message):
+class DropGroup(Message, frozen=True):
     """The group was written off or consumed: free what is held for it in memory."""
 
     group: GroupId
 
 
-class Seal(Message):
+class Seal(Message, frozen=True):
     """Seal pending executions into a shard now (publication, drain)."""
 
 
@@ -279,7 +287,7 @@ class MicroStepRef(msgspec.Struct, frozen=True):
     manifest: Manifest
 
 
-class GroupProcessed(Message):
+class GroupProcessed(Message, frozen=True):
     """The group is ready (`valid` >= 2) or dead. `weights_executions` is its share of |E|: its valid executions."""
 
     group: GroupId
@@ -292,7 +300,7 @@ class GroupProcessed(Message):
     reason: str
 
 
-class ShardSealed(Message):
+class ShardSealed(Message, frozen=True):
     """These executions are at rest."""
 
     shard: str
@@ -302,7 +310,7 @@ class ShardSealed(Message):
 # ---- controller -> cell -----------------------------------------------------------------------------------------
 
 
-class BecomeTrainer(Message):
+class BecomeTrainer(Message, frozen=True):
     """Release the engine's memory, load `weights` (None for the core: it owns them), report CellSwitched(TRAINING)."""
 
     batch: int
@@ -311,14 +319,14 @@ class BecomeTrainer(Message):
     version: Version
 
 
-class BecomeEngine(Message):
+class BecomeEngine(Message, frozen=True):
     """Off-load the trainer, resume the engine, load and confirm `version`, report CellSwitched(ROLLOUT)."""
 
     version: Version
     weights: Manifest
 
 
-class StartBatch(Message):
+class StartBatch(Message, frozen=True):
     """A batch is open for this training cell: begin to claim. Satellites pull `weights` first if not None."""
 
     batch: int
@@ -326,32 +334,32 @@ class StartBatch(Message):
     weights: Manifest | None
 
 
-class Claimed(Message):
+class Claimed(Message, frozen=True):
     """Answer to Claim: work, or None when nothing is unclaimed at the moment (ask again when WorkReady comes)."""
 
     batch: int
     micro_step: MicroStepRef | None
 
 
-class WorkReady(Message):
+class WorkReady(Message, frozen=True):
     """Micro-steps are claimable again."""
 
     batch: int
 
 
-class FlushContribution(Message):
+class FlushContribution(Message, frozen=True):
     """No more work in this batch for this cell: publish the accumulated gradient, answer with Contribution."""
 
     batch: int
 
 
-class ContributionCommitted(Message):
+class ContributionCommitted(Message, frozen=True):
     """The core has added this cell's contribution (or the batch is void): its gradient may be freed."""
 
     batch: int
 
 
-class CommitBatch(Message):
+class CommitBatch(Message, frozen=True):
     """To the core: add `contributions` in the given order to its own gradient, scale by 1/executions, clip, step.
 
     Contributions: (cell, manifest). Answered with BatchCommitted(version).
@@ -363,14 +371,14 @@ class CommitBatch(Message):
     contributions: tuple[tuple[CellId, Manifest], ...]
 
 
-class PublishWeights(Message):
+class PublishWeights(Message, frozen=True):
     """To the core: write checkpoint and weights region of `version`; answer with WeightsPublished."""
 
     version: Version
     checkpoint: bool
 
 
-class RestoreTrainer(Message):
+class RestoreTrainer(Message, frozen=True):
     """To the new core: load the checkpoint folder, answer with TrainerRestored."""
 
     checkpoint: str
@@ -380,7 +388,7 @@ class RestoreTrainer(Message):
 # ---- cell -> controller -----------------------------------------------------------------------------------------
 
 
-class CellSwitched(Message):
+class CellSwitched(Message, frozen=True):
     """The switch ended well. `phases` maps phase name to seconds. For ROLLOUT the engine confirmed `version`."""
 
     role: Role
@@ -389,26 +397,26 @@ class CellSwitched(Message):
     phases: dict[str, float]
 
 
-class SwitchFailed(Message):
+class SwitchFailed(Message, frozen=True):
     """`state` is "blocked" (release failed) or "quarantined" (load failed)."""
 
     state: str
     error: str
 
 
-class EngineDown(Message):
+class EngineDown(Message, frozen=True):
     """The cell's engine process died; the leader is restarting it. CellSwitched(ROLLOUT) follows when it serves."""
 
     cause: str
 
 
-class Claim(Message):
+class Claim(Message, frozen=True):
     """Ask for one micro-step of the batch."""
 
     batch: int
 
 
-class MicroStepDone(Message):
+class MicroStepDone(Message, frozen=True):
     """Provisional: the gradient of this micro-step is in the cell's accumulator."""
 
     batch: int
@@ -417,7 +425,7 @@ class MicroStepDone(Message):
     metrics: dict[str, float]
 
 
-class Contribution(Message):
+class Contribution(Message, frozen=True):
     """The cell's one contribution to the batch; names its micro-steps. `manifest` is None when it did none."""
 
     batch: int
@@ -425,7 +433,7 @@ class Contribution(Message):
     manifest: Manifest | None
 
 
-class BatchCommitted(Message):
+class BatchCommitted(Message, frozen=True):
     """The optimizer has stepped. `metrics`: grad_norm, learning_rate, ..."""
 
     batch: int
@@ -433,7 +441,7 @@ class BatchCommitted(Message):
     metrics: dict[str, float]
 
 
-class WeightsPublished(Message):
+class WeightsPublished(Message, frozen=True):
     """`weights` is the region satellites and engines pull; `checkpoint` is a folder or "" if none was asked."""
 
     version: Version
@@ -441,7 +449,7 @@ class WeightsPublished(Message):
     checkpoint: str
 
 
-class TrainerRestored(Message):
+class TrainerRestored(Message, frozen=True):
     """The core holds the checkpoint of `version`; `weights` is its region."""
 
     version: Version
@@ -449,12 +457,49 @@ class TrainerRestored(Message):
 
 
 FromPeer = (
-    Hello | Heartbeat | Goodbye | Unrouted | EngineFault | ExecutionSealed | GatewayStatus | ExecutionStarted
-    | ExecutionClosed | ExecutionAssessed | GroupProcessed | ShardSealed | CellSwitched | SwitchFailed | EngineDown
-    | Claim | MicroStepDone | Contribution | BatchCommitted | WeightsPublished | TrainerRestored
+    Hello
+    | Heartbeat
+    | Goodbye
+    | Unrouted
+    | EngineFault
+    | ExecutionSealed
+    | GatewayStatus
+    | ExecutionStarted
+    | ExecutionClosed
+    | ExecutionAssessed
+    | GroupProcessed
+    | ShardSealed
+    | CellSwitched
+    | SwitchFailed
+    | EngineDown
+    | Claim
+    | MicroStepDone
+    | Contribution
+    | BatchCommitted
+    | WeightsPublished
+    | TrainerRestored
 )
 FromController = (
-    Shutdown | OpenExecution | CloseExecution | Route | Unroute | StartExecution | CancelExecution | ExpectGroup
-    | ExecutionOutcome | DropGroup | Seal | BecomeTrainer | BecomeEngine | StartBatch | Claimed | WorkReady
-    | FlushContribution | ContributionCommitted | CommitBatch | PublishWeights | RestoreTrainer
+    Shutdown
+    | OpenExecution
+    | CloseExecution
+    | Route
+    | Unroute
+    | StartExecution
+    | CancelExecution
+    | AssessExecution
+    | ExpectGroup
+    | ExecutionOutcome
+    | DropGroup
+    | Seal
+    | BecomeTrainer
+    | BecomeEngine
+    | StartBatch
+    | Claimed
+    | WorkReady
+    | FlushContribution
+    | ContributionCommitted
+    | CommitBatch
+    | PublishWeights
+    | RestoreTrainer
 )

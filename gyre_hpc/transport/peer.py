@@ -1,0 +1,230 @@
+"""A peer's side of its link.
+
+Frames are written by one thread, which also sends a heartbeat whenever nothing else was sent for `heartbeat_s`:
+neither a busy event loop nor tensor work silences the peer. Any thread may `send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import queue
+import random
+import secrets
+import socket
+import threading
+import time
+from typing import Final, Self
+
+import msgspec
+
+from gyre_hpc.errors import PeerLost, ProtocolViolation
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.messages import FromController, FromPeer, Heartbeat, Hello, Message
+from gyre_hpc.transport.rendezvous import Rendezvous, read_rendezvous, read_secret
+from gyre_hpc.transport.wire import (
+    CLOSE_S,
+    HANDSHAKE_S,
+    NONCE_BYTES,
+    AuthenticationFailed,
+    Challenge,
+    Fence,
+    FromControllerEnvelope,
+    FromPeerEnvelope,
+    Introduction,
+    Refused,
+    StaleIncarnation,
+    Welcome,
+    frame,
+    peer_proof,
+    proof,
+    read_frame,
+)
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.1
+"""First wait between two looks at the rendezvous file; grows to ten times this, with jitter."""
+SEND_TIMEOUT_S: Final = 60.0
+"""A peer whose socket takes no byte for so long gives the link up."""
+
+
+class Link:
+    """A peer's end of its link."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        epoch: int,
+        incarnation: int,
+        heartbeat_s: float,
+    ) -> None:
+        self.epoch = epoch
+        self.incarnation = incarnation
+        self._reader = reader
+        self._writer = writer
+        self._fence = Fence(epoch, incarnation)
+        self._sender = _Sender(sock, epoch, incarnation, heartbeat_s)
+        self._ended = False
+
+    @classmethod
+    async def connect(
+        cls,
+        layout: RunLayout,
+        hello: Hello,
+        incarnation: int,
+        *,
+        heartbeat_s: float,
+        timeout_s: float,
+        after_epoch: int = -1,
+    ) -> Self:
+        """Follow the rendezvous file until a controller with an epoch above `after_epoch` welcomes this peer.
+
+        Raises PeerLost after `timeout_s`, AuthenticationFailed for a wrong secret, StaleIncarnation.
+        """
+        deadline = time.monotonic() + timeout_s
+        wait, last = POLL_S, f"{layout.rendezvous} does not exist"
+        while True:
+            try:
+                rendezvous = read_rendezvous(layout)
+                if rendezvous is not None and rendezvous.epoch > after_epoch:
+                    async with asyncio.timeout(HANDSHAKE_S):
+                        return await cls._introduce(
+                            rendezvous, read_secret(layout), hello, incarnation, heartbeat_s
+                        )
+            except (OSError, TimeoutError, msgspec.DecodeError) as error:
+                last = f"{rendezvous}: {error or type(error).__name__}"
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerLost(
+                    f"no controller welcomed {hello.kind}-{hello.index} within {timeout_s:g} s ({last})",
+                    fix="check that the controller of this run is alive and reachable from this node",
+                )
+            await asyncio.sleep(min(left, wait * random.uniform(0.5, 1.0)))
+            wait = min(wait * 1.5, 10 * POLL_S)
+
+    @classmethod
+    async def _introduce(
+        cls, rendezvous: Rendezvous, secret: bytes, hello: Hello, incarnation: int, heartbeat_s: float
+    ) -> Self:
+        reader, writer = await asyncio.open_connection(rendezvous.host, rendezvous.port)
+        try:
+            epoch = await _prove(reader, writer, secret, hello, incarnation)
+            sock: socket.socket = writer.get_extra_info("socket")
+            return cls(_duplicate(sock), reader, writer, epoch, incarnation, heartbeat_s)
+        except BaseException:
+            writer.close()
+            raise
+
+    def send(self, message: Message) -> None:
+        """Queue a message; messages leave in order, from the sender thread. Callable from any thread."""
+        self._sender.put(message)
+
+    async def receive(self) -> FromController | None:
+        """The next message; None when the link is closed."""
+        while not self._ended:
+            data = await read_frame(self._reader)
+            if data is None:
+                break
+            try:
+                envelope = msgspec.msgpack.decode(data, type=FromControllerEnvelope)
+                if self._fence.admit(envelope.epoch, envelope.incarnation, envelope.sequence):
+                    return envelope.body
+            except (msgspec.DecodeError, ProtocolViolation) as error:
+                log.error("link to the controller closed: %s", error)
+                break
+            log.warning("stale message %s from the controller refused", type(envelope.body).__name__)
+        self._ended = True
+        return None
+
+    async def close(self) -> None:
+        """Send what is queued and end the link."""
+        self._ended = True
+        await asyncio.to_thread(self._sender.finish, CLOSE_S)
+        self._writer.close()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), CLOSE_S)
+
+
+class _Sender:
+    """The one thread that writes a peer's frames; a heartbeat goes out whenever nothing else did."""
+
+    def __init__(self, sock: socket.socket, epoch: int, incarnation: int, heartbeat_s: float) -> None:
+        self._socket = sock
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._heartbeat_s = heartbeat_s
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="gyre-link-sender", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Message) -> None:
+        self._queue.put(message)
+
+    def finish(self, timeout_s: float) -> None:
+        """Let queued messages leave, then half-close the socket."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        sequence = 0
+        try:
+            while (message := self._next()) is not None:
+                sequence += 1
+                body: FromPeer = message  # type: ignore[assignment]
+                self._socket.sendall(frame(FromPeerEnvelope(self._epoch, self._incarnation, sequence, body)))
+        except OSError as error:
+            log.info("sender of pid %d ends: %s", os.getpid(), error)
+        finally:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+            self._socket.close()
+
+    def _next(self) -> Message | None:
+        try:
+            return self._queue.get(timeout=self._heartbeat_s)
+        except queue.Empty:
+            return Heartbeat()
+
+
+def _duplicate(sock: socket.socket) -> socket.socket:
+    """A second handle on the connection for the sender thread.
+
+    The descriptor stays non-blocking, as the event loop needs it; the time-out makes Python wait for room.
+    """
+    duplicate = socket.socket(fileno=os.dup(sock.fileno()))
+    duplicate.settimeout(SEND_TIMEOUT_S)
+    with contextlib.suppress(OSError):
+        duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return duplicate
+
+
+async def _prove(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, hello: Hello, incarnation: int
+) -> int:
+    """The peer's half of the handshake; returns the controller's epoch."""
+    challenge = msgspec.msgpack.decode(await _handshake_frame(reader), type=Challenge)
+    nonce, encoded = secrets.token_bytes(NONCE_BYTES), msgspec.msgpack.encode(hello)
+    evidence = peer_proof(secret, challenge, nonce, incarnation, encoded)
+    writer.write(frame(Introduction(nonce=nonce, incarnation=incarnation, hello=encoded, proof=evidence)))
+    answer = msgspec.msgpack.decode(await _handshake_frame(reader), type=Welcome | Refused)
+    if isinstance(answer, Refused):
+        error = StaleIncarnation if answer.kind == StaleIncarnation.__name__ else AuthenticationFailed
+        raise error(
+            f"the controller refused this peer: {answer.reason}", fix="use the run folder of this controller"
+        )
+    if not hmac.compare_digest(proof(secret, "server", challenge.nonce, nonce), answer.proof):
+        raise AuthenticationFailed("the controller does not know the run's secret")
+    return challenge.epoch
+
+
+async def _handshake_frame(reader: asyncio.StreamReader) -> bytes:
+    data = await read_frame(reader)
+    if data is None:
+        raise ConnectionError("the controller closed the connection during the handshake")
+    return data
