@@ -1,0 +1,247 @@
+"""Messages to token ids and back, for one model: the only module that knows the `renderers` library.
+
+Called by the gateway for every prompt and answer, and by the warm start so that demonstrations have the very ids a
+policy meets later. Messages are in the OpenAI shape (`role`, `content`, `reasoning_content`, `tool_calls`); tools are
+OpenAI tool objects (`{"type": "function", "function": {...}}`), printed as they are.
+Laws: `render` ends with the generation prompt; `bridge(p, o, m)` starts with `p + o` (o cut behind its turn close, or
+closed when the output was cut by length) and never re-tokenises either; thinking of past turns is kept.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from renderers import create_renderer
+from renderers.base import ToolCallParseStatus
+from renderers.configs import config_from_name
+from tokenizers import Tokenizer
+
+from gyre_hpc.errors import ConfigError, MissingInput
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+TAIL_BRIDGE = frozenset({"qwen3"})
+"""Renderers whose bridge reads only the prompt behind its last turn close: they get that tail, not a long history."""
+INLINE_SYSTEM_MARK = "<system-reminder>\n{}\n</system-reminder>"
+"""A system turn inside the conversation becomes this user turn where the renderer takes none: in place, never hoisted."""
+_PROBE = {"role": "user", "content": "x"}
+
+
+class HuggingFaceTokenizer:
+    """`tokenizers.Tokenizer` under the names that renderers call. Text may contain special tokens, as in the original."""
+
+    def __init__(self, backend: Tokenizer, name_or_path: str) -> None:
+        self.backend = backend
+        self.name_or_path = name_or_path
+        self.unk_token_id: int | None = None
+        self.eos_token_id: int | None = backend.token_to_id("<|im_end|>")
+
+    def encode(self, text: str, *_: Any, add_special_tokens: bool = False, **__: Any) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self.backend.token_to_id(tokens)
+        return [self.backend.token_to_id(token) for token in tokens]
+
+
+def load_tokenizer(model_dir: Path) -> HuggingFaceTokenizer:
+    """The tokenizer of a model folder. Raises MissingInput when tokenizer.json is absent."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise MissingInput(f"{path}: no such file", fix="set model.path to a folder in Hugging Face layout")
+    return HuggingFaceTokenizer(Tokenizer.from_file(str(path)), str(model_dir))
+
+
+class AnswerStatus(enum.StrEnum):
+    """How cleanly an answer parsed."""
+
+    OK = "ok"
+    MALFORMED_TOOL_CALL = "malformed_tool_call"
+    """At least one tool call could not be read; its text stands in `content`."""
+    OPEN_REASONING = "open_reasoning"
+    """The generation ended inside its thinking block."""
+
+
+@dataclass(frozen=True)
+class ParsedToolCall:
+    """One readable tool call. `arguments` is the JSON text of an object; `raw` is what the model wrote."""
+
+    name: str
+    arguments: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class ParsedAnswer:
+    """One assistant turn as a harness sees it."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ParsedToolCall, ...]
+    status: AnswerStatus
+
+
+class Rendering:
+    """Render, bridge and parse for one model folder."""
+
+    def __init__(self, model_dir: Path, renderer: str, thinking: bool) -> None:
+        self.tokenizer = load_tokenizer(Path(model_dir))
+        self._renderer = _create(self.tokenizer, renderer, thinking)
+        self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self._tail_only = renderer in TAIL_BRIDGE
+        self._probe_ids = self._ids([_PROBE], None, generation=False)
+        self._generation = self._ids([_PROBE], None, generation=True)[len(self._probe_ids) :]
+        self.inline_system = self._takes_inline_system()
+
+    def _ids(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generation: bool
+    ) -> list[int]:
+        rendered = self._renderer.render_ids(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=generation
+        )
+        return list(rendered)
+
+    def _takes_inline_system(self) -> bool:
+        try:
+            self._ids([_PROBE, {"role": "system", "content": "x"}, _PROBE], None, generation=True)
+        except ValueError:
+            return False
+        return True
+
+    def _in_place(self, messages: Sequence[Message], *, first: bool) -> list[Message]:
+        """Re-role system turns that are not the head, when the renderer refuses them."""
+        if self.inline_system:
+            return list(messages)
+        return [
+            {"role": "user", "content": INLINE_SYSTEM_MARK.format(message.get("content") or "")}
+            if message["role"] == "system" and (index > 0 or not first)
+            else message
+            for index, message in enumerate(messages)
+        ]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+        """Prompt ids of a whole conversation, ending with the generation prompt."""
+        return self._ids(self._in_place(messages, first=True), tools, generation=True)
+
+    def bridge(
+        self,
+        previous_prompt: Sequence[int],
+        previous_output: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+    ) -> list[int] | None:
+        """Prompt of the next turn in recorded ids, or None when it must be rendered afresh."""
+        tail = self.extend(previous_prompt, previous_output, new_messages, tools)
+        return None if tail is None else [*previous_prompt, *tail]
+
+    def extend(
+        self,
+        previous_prompt: Sequence[int],
+        previous_output: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+    ) -> list[int] | None:
+        """What `bridge` appends to `previous_prompt`: the trimmed output and the delta."""
+        known = self._tail(previous_prompt) if self._tail_only else list(previous_prompt)
+        bridged = self._renderer.bridge_to_next_turn(
+            known,
+            list(previous_output),
+            self._in_place(new_messages, first=False),
+            tools=list(tools) if tools else None,
+        )
+        return None if bridged is None else list(bridged.token_ids[len(known) :])
+
+    def _tail(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt behind its last turn close (all of it when there is none)."""
+        for index in range(len(prompt) - 1, -1, -1):
+            if prompt[index] in self.stop_ids:
+                return [int(token) for token in prompt[index:]]
+        return [int(token) for token in prompt]
+
+    def turn(self, message: Message) -> list[int] | None:
+        """Ids of an assistant turn that was not sampled here, as an output behind a generation prompt.
+
+        None when the renderer prints such a turn differently from a generated one.
+        """
+        ids = self._ids([_PROBE, message], None, generation=False)
+        head = len(self._probe_ids) + len(self._generation)
+        if ids[:head] != self._probe_ids + self._generation:
+            return None
+        close = max((i for i in range(head, len(ids)) if ids[i] in self.stop_ids), default=-1)
+        return None if close < 0 else ids[head : close + 1]
+
+    def parse(self, output_ids: Sequence[int], tools: Sequence[Tool] | None = None) -> ParsedAnswer:
+        """The assistant turn that these output ids spell. Unreadable tool calls stay as text."""
+        parsed = self._renderer.parse_response(
+            list(output_ids), tools=list(tools) if tools else None, prompt_ids=self._generation
+        )
+        calls: list[ParsedToolCall] = []
+        broken: list[str] = []
+        for attempt in parsed.tool_calls:
+            arguments = (
+                _arguments_text(attempt.arguments) if attempt.status == ToolCallParseStatus.OK else None
+            )
+            if arguments is None or not attempt.name:
+                broken.append(f"<tool_call>\n{attempt.raw}\n</tool_call>")
+            else:
+                calls.append(ParsedToolCall(str(attempt.name), arguments, attempt.raw))
+        status = AnswerStatus.MALFORMED_TOOL_CALL if broken else AnswerStatus.OK
+        if parsed.reasoning_complete is False:
+            status = AnswerStatus.OPEN_REASONING
+        content = "\n".join([parsed.content, *broken] if parsed.content else broken)
+        return ParsedAnswer(content, parsed.reasoning_content or "", tuple(calls), status)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decoded text, special tokens included."""
+        return self.tokenizer.decode(list(ids))
+
+
+def _arguments_text(arguments: Any) -> str | None:
+    """JSON text of an arguments object; None when it is no object or no valid JSON."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError:
+            return None
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        return None
+    return text
+
+
+def _create(tokenizer: HuggingFaceTokenizer, renderer: str, thinking: bool) -> Any:
+    try:
+        base = config_from_name(renderer)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"model.renderer={renderer}: {error}", fix="name a renderer of the `renderers` package"
+        ) from error
+    if base is None:
+        raise ConfigError("model.renderer=auto is not supported", fix="name the renderer, for example qwen3")
+    wanted: dict[str, Any] = {"thinking_retention": "all"}
+    if "enable_thinking" in type(base).model_fields:
+        wanted["enable_thinking"] = thinking
+    try:
+        return create_renderer(cast(Any, tokenizer), cast(Any, type(base)(**wanted)))
+    except AssertionError as error:
+        raise ConfigError(
+            f"{tokenizer.name_or_path}/tokenizer.json does not fit model.renderer={renderer}: {error}",
+            fix="use a tokenizer whose special tokens are single tokens, or another renderer",
+        ) from error
