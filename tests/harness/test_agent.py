@@ -94,10 +94,8 @@ def _messages_stream(request: BaseHTTPRequestHandler, answer: Answer) -> None:
         "index": 0,
         "content_block": {"type": "thinking", "thinking": ""},
     }
-    opening: list[Json] = [{"type": "message_start"}, {"type": "ping"}, thinking]
-    events = opening + [
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": ""}}
-    ]
+    thought = {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": ""}}
+    events: list[Json] = [{"type": "message_start"}, {"type": "ping"}, thinking, thought]
     events += [{"type": "content_block_stop", "index": 0}]
     block = _blocks(answer)[0]
     if block["type"] == "text":
@@ -105,7 +103,7 @@ def _messages_stream(request: BaseHTTPRequestHandler, answer: Answer) -> None:
         start = {"type": "text", "text": ""}
     else:
         parts = [{"type": "input_json_delta", "partial_json": c} for c in json.dumps(block["input"])]
-        start = {**block, "input": {}}
+        start = dict(block, input={})
     events.append({"type": "content_block_start", "index": 1, "content_block": start})
     events += [{"type": "content_block_delta", "index": 1, "delta": part} for part in parts]
     events += [{"type": "content_block_stop", "index": 1}, {"type": "message_stop"}]
