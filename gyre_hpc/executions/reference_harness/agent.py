@@ -180,7 +180,10 @@ class Messages:
         raise Transient("stream ended before message_stop")
 
 
-DIALECTS: dict[str, type[ChatCompletions] | type[Messages]] = {"openai-chat": ChatCompletions, "anthropic-messages": Messages}
+DIALECTS: dict[str, type[ChatCompletions] | type[Messages]] = {
+    "openai-chat": ChatCompletions,
+    "anthropic-messages": Messages,
+}
 
 
 def _parse(text: str) -> Any:
