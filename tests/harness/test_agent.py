@@ -103,7 +103,7 @@ def _messages_stream(request: BaseHTTPRequestHandler, answer: Answer) -> None:
         start = {"type": "text", "text": ""}
     else:
         parts = [{"type": "input_json_delta", "partial_json": c} for c in json.dumps(block["input"])]
-        start = dict(block, input={})
+        start = {key: block[key] for key in ("type", "id", "name")}
     events.append({"type": "content_block_start", "index": 1, "content_block": start})
     events += [{"type": "content_block_delta", "index": 1, "delta": part} for part in parts]
     events += [{"type": "content_block_stop", "index": 1}, {"type": "message_stop"}]

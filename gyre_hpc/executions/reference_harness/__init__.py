@@ -1,4 +1,6 @@
-"""The reference harness: `agent.py`, a program of its own that knows only a base URL. Launched, never imported."""
+"""The reference harness: `agent.py`, a program of its own that knows only a base URL.
+
+Runs launch it; only the warm start imports it, to let a scripted demonstrator sit where the model sits."""
 
 from pathlib import Path
 

@@ -21,8 +21,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 MAIN_SYSTEM = "You lead. Give each failing module to a task."
 SUB_SYSTEM = "You fix one module."
@@ -193,6 +194,15 @@ def _parse(text: str) -> Any:
         return None
 
 
+class Model(Protocol):
+    """Whoever answers: the endpoint, or a demonstrator."""
+
+    @property
+    def dialect(self) -> ChatCompletions | Messages: ...
+
+    def complete(self, role: str, system: str, history: list[Json], tools: list[Tool]) -> Turn: ...
+
+
 class Client:
     """Sends requests over one kept-alive connection and retries what is worth it."""
 
@@ -253,15 +263,10 @@ class Agent:
     """One context: a system prompt, a history, tools and limits."""
 
     def __init__(
-        self, client: Client, workspace: str, role: str, system: str, tools: list[Tool], turns: int
+        self, model: Model, shell: Callable[[str], str], role: str, system: str, tools: list[Tool], turns: int
     ) -> None:
-        self.client, self.workspace, self.role, self.system, self.tools = (
-            client,
-            workspace,
-            role,
-            system,
-            tools,
-        )
+        self.model, self.shell = model, shell
+        self.role, self.system, self.tools = role, system, tools
         self.turns, self.errors, self.since_compact = turns, 0, 0
         self.history: list[Json] = []
 
@@ -269,11 +274,11 @@ class Agent:
         """Work until the model answers without a tool call or a limit is reached; the last text."""
         self.history = [{"role": "user", "content": instruction}]
         for _ in range(self.turns):
-            turn = self.client.complete(self.role, self.system, self.history, self.tools)
+            turn = self.model.complete(self.role, self.system, self.history, self.tools)
             self.history.append(turn.message)
             if not turn.calls:
                 return turn.text
-            self.history += self.client.dialect.results([(call.id, self._use(call)) for call in turn.calls])
+            self.history += self.model.dialect.results([(call.id, self._use(call)) for call in turn.calls])
             if self.errors >= TOOL_ERRORS:
                 break
             self.since_compact += len(turn.calls)
@@ -289,19 +294,24 @@ class Agent:
             self.errors += 1
             return f"error: bad call of {call.name}"[:OUTPUT_CHARS]
         if tool is BASH:
-            return bash(value, self.workspace)
-        helper = Agent(self.client, self.workspace, "sub-agent", SUB_SYSTEM, [BASH], SUB_TURNS)
+            return self.shell(value)
+        helper = Agent(self.model, self.shell, "sub-agent", SUB_SYSTEM, [BASH], SUB_TURNS)
         return helper.run(value[:OUTPUT_CHARS])[:OUTPUT_CHARS]
 
     def _compact(self, instruction: str) -> None:
         """Replace the history by the instruction and the model's own summary of what is left."""
         question = {"role": "user", "content": COMPACT}
-        turn = self.client.complete("main-summary", self.system, [*self.history, question], self.tools)
+        turn = self.model.complete("main-summary", self.system, [*self.history, question], self.tools)
         self.history = [{"role": "user", "content": f"{instruction}\n{turn.text[:OUTPUT_CHARS]}"}]
         self.since_compact = 0
 
 
-def bash(command: str, workspace: str) -> str:
+def main_agent(model: Model, shell: Callable[[str], str], turns: int) -> Agent:
+    """The agent that gets the user's instruction."""
+    return Agent(model, shell, "main", MAIN_SYSTEM, [BASH, TASK], turns)
+
+
+def bash(workspace: str, command: str) -> str:
     """Output of `bash -c COMMAND` in the workspace, cut to OUTPUT_CHARS; the whole process group ends with it."""
     process = subprocess.Popen(
         ["bash", "-c", command],
@@ -332,7 +342,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--stream", action="store_true")
     options = parser.parse_args(arguments)
     client = Client(options.base_url, options.dialect, options.stream, options.seed)
-    agent = Agent(client, options.workspace, "main", MAIN_SYSTEM, [BASH, TASK], options.max_turns)
+    agent = main_agent(client, partial(bash, options.workspace), options.max_turns)
     try:
         last = agent.run(options.instruction)
     except Refused as refusal:
