@@ -43,7 +43,10 @@ class Fragment(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Where an immutable, versioned region lies and how to check it. `address` is host:port of the owner's server."""
+    """Where an immutable, versioned region lies and how to check it. `address` is host:port of the owner's server.
+
+    `path` is the region's file on the owner's host; a puller that sees it maps it, any other asks `address`.
+    """
 
     kind: RegionKind
     name: str
@@ -52,6 +55,7 @@ class Manifest(msgspec.Struct, frozen=True):
     owner: str
     address: str
     fragments: tuple[Fragment, ...]
+    path: str = ""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

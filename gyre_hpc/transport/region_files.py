@@ -1,0 +1,123 @@
+"""A region as one file: its arrays, little-endian and C-ordered, each aligned to 64 bytes, in the manifest's order.
+
+A file is complete before its manifest exists and is never written again, so a reader may map it; it is deleted by
+name, which leaves existing maps valid. Files live in memory (/dev/shm) where the host has it, in a folder per run.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gyre_hpc.errors import CorruptRecord, StorageFull
+from gyre_hpc.transport.messages import Fragment
+
+Array = npt.NDArray[Any]
+ALIGNMENT: Final = 64
+MEMORY: Final = Path("/dev/shm")
+
+
+def run_folder(run_key: str) -> Path:
+    """The folder of this run's regions on this host."""
+    root = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    return root / f"gyre-{run_key}"
+
+
+def remove_leftovers(run_key: str, owner: str = "") -> None:
+    """Delete what earlier processes of this run left on this host: all of it, or one owner's."""
+    shutil.rmtree(run_folder(run_key) / owner, ignore_errors=True)
+
+
+def make_owner_folder(run_key: str, owner: str) -> Path:
+    """An empty private folder for one owner."""
+    remove_leftovers(run_key, owner)
+    folder = run_folder(run_key) / owner
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    if folder.parent.stat().st_uid != os.getuid():
+        raise StorageFull(
+            f"{folder.parent} belongs to another user", fix="remove it or use another run folder"
+        )
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def write(path: Path, arrays: Mapping[str, Array]) -> tuple[Fragment, ...]:
+    """Create `path` with these arrays. Raises StorageFull naming the path; no partial file stays."""
+    plain = {name: _plain(array) for name, array in arrays.items()}
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            for array in plain.values():
+                file.write(_bytes(array))
+                file.write(b"\0" * (-array.nbytes % ALIGNMENT))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(
+                f"{path}: {error.strerror}", fix="free memory in /dev/shm or set TMPDIR"
+            ) from error
+        raise
+    return tuple(_fragment(name, array) for name, array in plain.items())
+
+
+def total_bytes(fragments: Sequence[Fragment]) -> int:
+    """Size of the file that holds these fragments."""
+    return sum(fragment.bytes + -fragment.bytes % ALIGNMENT for fragment in fragments)
+
+
+def map_file(path: Path, expected: int) -> mmap.mmap | bytes:
+    """Map a file copy-on-write. Raises FileNotFoundError, or CorruptRecord if its size is not `expected`."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected:
+            raise CorruptRecord(f"{path}: {size} bytes, manifest says {expected}")
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
+
+
+def verified(buffer: mmap.mmap | bytearray | bytes, fragments: Sequence[Fragment]) -> dict[str, Array]:
+    """The arrays inside a whole region's bytes, without a copy. Raises CorruptRecord naming the fragment."""
+    arrays: dict[str, Array] = {}
+    for fragment, offset in zip(fragments, _offsets(fragments), strict=True):
+        dtype = np.dtype(fragment.dtype)
+        count = fragment.bytes // dtype.itemsize
+        if count == 0:
+            array: Array = np.empty(fragment.shape, dtype)
+        else:
+            array = np.frombuffer(buffer, dtype, count, offset).reshape(fragment.shape)
+        if xxhash.xxh3_64_hexdigest(_bytes(array)) != fragment.xxh3:
+            raise CorruptRecord(f"fragment '{fragment.id}': checksum differs from the manifest")
+        arrays[fragment.id] = array
+    return arrays
+
+
+def _plain(array: Array) -> Array:
+    """Little-endian and C-ordered; objects cannot be published."""
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of {array.dtype} is not plain memory")
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _fragment(name: str, array: Array) -> Fragment:
+    digest = xxhash.xxh3_64_hexdigest(_bytes(array))
+    return Fragment(id=name, shape=array.shape, dtype=array.dtype.str, bytes=array.nbytes, xxh3=digest)
+
+
+def _offsets(fragments: Sequence[Fragment]) -> Iterator[int]:
+    offset = 0
+    for fragment in fragments:
+        yield offset
+        offset += fragment.bytes + -fragment.bytes % ALIGNMENT
