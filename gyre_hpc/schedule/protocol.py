@@ -24,103 +24,110 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
     """Base of all events."""
 
 
-class Started(Event, tag="started"):
+class Started(Event, tag="started", frozen=True):
     """The run begins: all configured cells exist, none is ready."""
 
 
-class Launched(Event, tag="launched"):
+class Launched(Event, tag="launched", frozen=True):
     """These executions' harnesses have been started."""
 
     ids: tuple[ExecutionId, ...]
 
 
-class Terminated(Event, tag="terminated"):
+class Terminated(Event, tag="terminated", frozen=True):
     """The execution will make no further call. Raises f exactly once; a repeat changes nothing."""
 
     id: ExecutionId
     reason: ClosingReason
 
 
-class GroupReady(Event, tag="group_ready"):
+class Outcome(Event, tag="outcome", frozen=True):
+    """The outcome of a terminated execution is final: `valid`, or excluded. Needed only with `oversample` > 0."""
+
+    id: ExecutionId
+    valid: bool
+
+
+class GroupReady(Event, tag="group_ready", frozen=True):
     """All executions closed, outcomes final, at least 2 valid. `micro_steps` may be 0 (zero spread)."""
 
     group: GroupId
     micro_steps: int
 
 
-class GroupDead(Event, tag="group_dead"):
+class GroupDead(Event, tag="group_dead", frozen=True):
     """All executions closed and fewer than 2 valid: nothing can be trained."""
 
     group: GroupId
     reason: str
 
 
-class MicroSteps(Event, tag="micro_steps"):
+class MicroSteps(Event, tag="micro_steps", frozen=True):
     """Claims ledger of the open batch: `unclaimed` may be claimed, `open` are claimed and not yet done."""
 
     unclaimed: int
     open: int
 
 
-class BatchDone(Event, tag="batch_done"):
+class BatchDone(Event, tag="batch_done", frozen=True):
     """The closed batch was committed. `stepped` is False when no micro-step existed: the version stays."""
 
     stepped: bool
 
 
-class Published(Event, tag="published"):
+class Published(Event, tag="published", frozen=True):
     """Version `version` is served from now on (all live engines confirmed it or left)."""
 
     version: Version
 
 
-class CellReady(Event, tag="cell_ready"):
+class CellReady(Event, tag="cell_ready", frozen=True):
     """A cell finished its switch (or its start) and serves `role`."""
 
     cell: CellId
     role: Role
 
 
-class CellUnroutable(Event, tag="cell_unroutable"):
+class CellUnroutable(Event, tag="cell_unroutable", frozen=True):
     """A rollout cell cannot take calls (SUSPECT, engine restart, BLOCKED, QUARANTINED); its capacity is gone."""
 
     cell: CellId
     cause: str
 
 
-class CellRoutable(Event, tag="cell_routable"):
+class CellRoutable(Event, tag="cell_routable", frozen=True):
     """An unroutable rollout cell serves again."""
 
     cell: CellId
 
 
-class CellLost(Event, tag="cell_lost"):
+class CellLost(Event, tag="cell_lost", frozen=True):
     """The cell is gone for good; its claims have returned."""
 
     cell: CellId
 
 
-class CellAdded(Event, tag="cell_added"):
+class CellAdded(Event, tag="cell_added", frozen=True):
     """A cell joined (replacement or growth); it appears at the end of the order, in rollout."""
 
     cell: CellId
     capacity: int
 
 
-class CoreRestored(Event, tag="core_restored"):
+class CoreRestored(Event, tag="core_restored", frozen=True):
     """The new core loaded checkpoint `version`; steps above it are undone."""
 
     version: Version
 
 
-class EvaluationDue(Event, tag="evaluation_due"):
+class EvaluationDue(Event, tag="evaluation_due", frozen=True):
     """`executions` held-out executions of version `version` should run when capacity is spare."""
 
     version: Version
     executions: int
 
 
-class Tick(Event, tag="tick"):
+class Tick(Event, tag="tick", frozen=True):
     """Seconds since the run started, on the caller's clock. The only way time enters."""
 
     now: float
@@ -137,88 +144,114 @@ class DispatchedGroup(msgspec.Struct, frozen=True):
     executions: tuple[ExecutionId, ...]
 
 
-class Dispatch(Decision, tag="dispatch"):
+class Dispatch(Decision, tag="dispatch", frozen=True):
     """New groups enter the ledger, stamped with the published version."""
 
     groups: tuple[DispatchedGroup, ...]
     version: Version
 
 
-class Launch(Decision, tag="launch"):
+class Launch(Decision, tag="launch", frozen=True):
     """Start these training executions."""
 
     ids: tuple[ExecutionId, ...]
 
 
-class LaunchEvaluation(Decision, tag="launch_evaluation"):
+class LaunchEvaluation(Decision, tag="launch_evaluation", frozen=True):
     """Start these held-out executions of `version`."""
 
     ids: tuple[ExecutionId, ...]
     version: Version
 
 
-class Withdraw(Decision, tag="withdraw"):
+class Withdraw(Decision, tag="withdraw", frozen=True):
     """End these executions (surplus, or a written-off group): queued ones never start, running ones are cancelled."""
 
     ids: tuple[ExecutionId, ...]
 
 
-class ToTraining(Decision, tag="to_training"):
+class ToTraining(Decision, tag="to_training", frozen=True):
     """Switch the cell from rollout to training."""
 
     cell: CellId
 
 
-class ToRollout(Decision, tag="to_rollout"):
+class ToRollout(Decision, tag="to_rollout", frozen=True):
     """Flush the cell's contribution and switch it back to rollout."""
 
     cell: CellId
 
 
-class CloseJoinWindow(Decision, tag="close_join_window"):
+class CloseJoinWindow(Decision, tag="close_join_window", frozen=True):
     """No further cell joins this batch unless claims return."""
 
 
-class CloseBatch(Decision, tag="close_batch"):
+class CloseBatch(Decision, tag="close_batch", frozen=True):
     """All slots are consumed or written off: collect contributions, step once."""
 
 
-class Publish(Decision, tag="publish"):
+class Publish(Decision, tag="publish", frozen=True):
     """Publish the core's weights as `version`."""
 
     version: Version
 
 
-class WriteOff(Decision, tag="write_off"):
+class WriteOff(Decision, tag="write_off", frozen=True):
     """The group uses no slot and is never trained."""
 
     group: GroupId
     reason: str
 
 
-class EndBurst(Decision, tag="end_burst"):
+class EndBurst(Decision, tag="end_burst", frozen=True):
     """The burst ended at `version`, or void (no step was taken)."""
 
     version: Version | None
 
 
-class RestoreCore(Decision, tag="restore_core"):
+class RestoreCore(Decision, tag="restore_core", frozen=True):
     """This cell becomes the core: load the last checkpoint (the caller knows which), then report CoreRestored."""
 
     cell: CellId
 
 
-class Stop(Decision, tag="stop"):
+class Stop(Decision, tag="stop", frozen=True):
     """The run is over: `reason` is empty when all configured steps are done, else it names the fault."""
 
     reason: str
 
 
 AnyEvent = (
-    Started | Launched | Terminated | GroupReady | GroupDead | MicroSteps | BatchDone | Published | CellReady
-    | CellUnroutable | CellRoutable | CellLost | CellAdded | CoreRestored | EvaluationDue | Tick
+    Started
+    | Launched
+    | Terminated
+    | Outcome
+    | GroupReady
+    | GroupDead
+    | MicroSteps
+    | BatchDone
+    | Published
+    | CellReady
+    | CellUnroutable
+    | CellRoutable
+    | CellLost
+    | CellAdded
+    | CoreRestored
+    | EvaluationDue
+    | Tick
 )
 AnyDecision = (
-    Dispatch | Launch | LaunchEvaluation | Withdraw | ToTraining | ToRollout | CloseJoinWindow | CloseBatch
-    | Publish | WriteOff | EndBurst | RestoreCore | Stop
+    Dispatch
+    | Launch
+    | LaunchEvaluation
+    | Withdraw
+    | ToTraining
+    | ToRollout
+    | CloseJoinWindow
+    | CloseBatch
+    | Publish
+    | WriteOff
+    | EndBurst
+    | RestoreCore
+    | Stop
 )

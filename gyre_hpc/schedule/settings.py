@@ -1,0 +1,125 @@
+"""Settings of one schedule: what the state machine may know about the run, frozen with the state.
+
+`Settings` is plain and serialisable so that a journaled state carries everything `decide` needs. `settings_from`
+reads the `schedule` section of the configuration; capacities are per cell, in launch order, index 0 the first core.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gyre_hpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gyre_hpc.config import ScheduleConfig
+
+
+class PolicyName(enum.StrEnum):
+    """The three ways cells may be shared between rollout and training."""
+
+    GYRE = "gyre"
+    COLOCATE = "colocate"
+    ASYNC = "async"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """One line per symbol of design section 5."""
+
+    capacities: tuple[int, ...]
+    """C_e of each of the K cells, in order."""
+    policy: PolicyName = PolicyName.GYRE
+    batch_groups: int = 4
+    """B."""
+    executions_per_group: int = 8
+    """N."""
+    steps_per_burst: int = 1
+    """mu: batches of a burst."""
+    groups_ahead: int = 0
+    """phi*B."""
+    oversample: int = 0
+    """m: executions per group beyond N."""
+    max_staleness: int = 2
+    """Most steps between a group's stamp and the step that consumes it."""
+    max_void_bursts: int = 3
+    """Bursts in a row without a step after which the run stops."""
+    steps: int = 30
+    """Optimizer steps of the run."""
+    training_cells: int = 0
+    """Cells fixed to training (async only)."""
+    streaming: bool = True
+    """Whether groups are taken before the whole burst is ready; gyre always streams."""
+    pool: int = 0
+    """Executions served outside the cells for the whole run (C_s)."""
+    evaluate_first: bool = False
+    """Whether an EvaluationDue will come before the first dispatch and is waited for."""
+    evaluate_last: bool = False
+    """Whether an EvaluationDue will come after the last publication and is waited for."""
+
+    def __post_init__(self) -> None:
+        if not self.capacities or min(self.capacities) < 1:
+            raise ConfigError(
+                f"schedule: cell capacities {self.capacities} must be one positive number per cell",
+                fix="set cluster.cells and engine.capacity to 1 or more",
+            )
+
+    @property
+    def executions_dispatched(self) -> int:
+        """Executions minted per group: N + m."""
+        return self.executions_per_group + self.oversample
+
+    @property
+    def queue_groups(self) -> int:
+        """Groups in the ledger right after a dispatch: (phi + mu) * B."""
+        return self.groups_ahead + self.steps_per_burst * self.batch_groups
+
+
+def settings_from(
+    schedule: ScheduleConfig,
+    capacities: tuple[int, ...],
+    *,
+    evaluate_first: bool = False,
+    evaluate_last: bool = False,
+    pool: int = 0,
+) -> Settings:
+    """Settings of a run; fills the defaults that depend on other fields. Raises ConfigError naming the key."""
+    ahead = schedule.extra_dispatch * schedule.batch_groups
+    if abs(ahead - round(ahead)) > 1e-9:
+        raise ConfigError(
+            f"schedule.extra_dispatch={schedule.extra_dispatch}: phi*B = {ahead} is not an integer",
+            fix=f"use a multiple of 1/{schedule.batch_groups}",
+        )
+    span = schedule.extra_dispatch + schedule.steps_per_burst
+    stalest = schedule.max_staleness if schedule.max_staleness >= 0 else math.ceil(2 * span)
+    return Settings(
+        capacities=capacities,
+        policy=PolicyName(schedule.policy),
+        batch_groups=schedule.batch_groups,
+        executions_per_group=schedule.executions_per_group,
+        steps_per_burst=schedule.steps_per_burst,
+        groups_ahead=round(ahead),
+        oversample=schedule.oversample,
+        max_staleness=stalest,
+        max_void_bursts=schedule.max_void_bursts,
+        steps=schedule.steps,
+        training_cells=_training_cells(schedule, len(capacities)),
+        streaming=schedule.streaming,
+        pool=pool,
+        evaluate_first=evaluate_first,
+        evaluate_last=evaluate_last,
+    )
+
+
+def _training_cells(schedule: ScheduleConfig, cells: int) -> int:
+    """Cells fixed to training: as configured, else half of them; at least one cell stays in rollout."""
+    if schedule.policy != PolicyName.ASYNC:
+        return 0
+    if schedule.training_cells >= cells:
+        raise ConfigError(
+            f"schedule.training_cells={schedule.training_cells} leaves no rollout cell of {cells}",
+            fix=f"set schedule.training_cells to {cells - 1} or less",
+        )
+    return schedule.training_cells or max(1, cells // 2)
