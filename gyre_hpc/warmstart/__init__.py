@@ -1,0 +1,1 @@
+"""How the shipped starting policy is made: tokenizer, noisy demonstrations, supervised training (`gyre warmstart`)."""

@@ -1,0 +1,83 @@
+"""What supervised training sees: noisy transcripts, and three drills on clean ones with loss on decisions only.
+
+The few tokens that are hard (copy a name, a constant, map a phrase to an operator, choose the next kind of turn) drown in
+the easy ones when they share one mean. So each drill has a mean of its own beside the transcripts' mean.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gyre_hpc.executions.patchkit.family import MODULE_NAMES, PHRASES, PatchkitFamily
+from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.warmstart.demonstrator import CLEAN, NOISY, Noise, Transcript, demonstrate
+
+FIRST_SEED = 10_000_000
+"""Demonstrated tasks start here, far from the training and held-out tasks of runs."""
+OPENING_TOKENS = 2
+"""First tokens of a turn that decide what kind of turn it is: call or text, and which command."""
+VALUES = frozenset([*PHRASES, *"0123456789"])
+NAMES = frozenset(MODULE_NAMES)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows for training. `drills` are (operator and constant, sub-agent turns, main turns)."""
+
+    noisy: list[Transcript]
+    drills: tuple[list[Transcript], list[Transcript], list[Transcript]]
+
+
+def transcripts(rendering: Rendering, noise: Noise, executions: int, seed: int) -> list[Transcript]:
+    """Context windows of that many demonstrated executions."""
+    family, draw = PatchkitFamily(), random.Random(seed)
+    first = FIRST_SEED + seed * 100_000
+    tasks = (family.task(first + index) for index in range(executions))
+    return [window for task in tasks for window in demonstrate(task, rendering, noise, draw)]
+
+
+def make_examples(rendering: Rendering, executions: int, seed: int) -> Examples:
+    """Noisy transcripts of `executions` executions and the drills of a third as many clean ones."""
+    clean = transcripts(rendering, CLEAN, executions // 3, seed + 1)
+    main = [w for w in clean if w.role == "main"]
+    helpers = [w for w in clean if w.role == "sub-agent"]
+    values = [_only(rendering, w, values=True) for w in helpers]
+    drills = (values, [_only(rendering, w) for w in helpers], [_only(rendering, w) for w in main])
+    return Examples(transcripts(rendering, NOISY, executions, seed), drills)
+
+
+def _only(rendering: Rendering, window: Transcript, values: bool = False) -> Transcript:
+    """The window with loss on its values, or else on names and openings of turns."""
+    mask, position = [], 0
+    for token, sampled in zip(window.ids, window.mask, strict=True):
+        position = position + 1 if sampled else 0
+        text = rendering.text([token])
+        wanted = text in VALUES if values else text in NAMES or position <= OPENING_TOKENS
+        mask.append(int(bool(sampled) and wanted))
+    return Transcript(window.role, window.ids, mask)
+
+
+class Batches:
+    """Endless random batches of rows of similar length, so that little is padding."""
+
+    def __init__(self, rows: Iterable[Transcript], size: int, draw: random.Random) -> None:
+        ordered = sorted(rows, key=lambda row: len(row.ids))
+        self._batches = [ordered[i : i + size] for i in range(0, max(1, len(ordered) - size + 1), size)]
+        self._draw = draw
+
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask, both [B, T], right-padded with 0."""
+        rows = self._draw.choice(self._batches)
+        return _padded([row.ids for row in rows]), _padded([row.mask for row in rows])
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    table = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for line, row in zip(table, rows, strict=True):
+        line[: len(row)] = row
+    return torch.from_numpy(table)
