@@ -263,6 +263,10 @@ class TasksConfig:
     """Evaluator attempts before the execution is excluded."""
     sandbox: str = "auto"
     """`auto` (userns where possible), `userns`, or `none`."""
+    readonly: list[str] = field(default_factory=list)
+    """Host folders visible read-only inside the sandbox beside the OS (toolchains, harness installations)."""
+    keep_workspaces: bool = True
+    """Keep each workspace after its assessment; false keeps only the log and the assessment."""
 
 
 @dataclass
@@ -311,10 +315,10 @@ def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
 def nearest_key(key: str) -> str:
     """The valid key most like `key` ("" if none is close)."""
     known = _known_keys(RunConfig)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not close:
         tails = {name.rsplit(".", 1)[-1]: name for name in known}
-        match = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.5)
+        match = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.6)
         close = [tails[match[0]]] if match else []
     return close[0] if close else ""
 
@@ -376,6 +380,12 @@ def validate(run: RunConfig) -> None:
             f"trainer.tokens_per_micro_step={trainer.tokens_per_micro_step} is below"
             f" model.max_context={run.model.max_context}: a longest path would not fit",
             fix=f"set trainer.tokens_per_micro_step={run.model.max_context} or more",
+        )
+    if run.harness.overall_timeout_s <= run.harness.timeout_s:
+        raise ConfigError(
+            f"harness.overall_timeout_s={run.harness.overall_timeout_s} must exceed"
+            f" harness.timeout_s={run.harness.timeout_s}: no execution could reach its harness limit and be scored",
+            fix=f"set harness.overall_timeout_s={2 * run.harness.timeout_s:g}",
         )
     if schedule.policy == "async" and run.cluster.cells < 2:
         raise ConfigError("schedule.policy=async needs cluster.cells >= 2", fix="set cluster.cells=2")

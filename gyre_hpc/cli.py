@@ -1,0 +1,140 @@
+"""The `gyre` command. Each verb is one function; heavy imports happen inside it.
+
+Errors of the taxonomy print what, where and what to do, and set the exit code; anything else is a bug and keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gyre_hpc.errors import ConfigError, GyreError, MissingInput
+
+BENCHES = ("tree", "train-tree", "gateway", "schedule")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One sub-command: `run` gets the arguments after the verb."""
+
+    run: Callable[[list[str]], None]
+    help: str
+    example: str
+
+
+def _train(arguments: list[str]) -> None:
+    from gyre_hpc import hydra_app
+    from gyre_hpc.config import RunConfig
+    from gyre_hpc.controller.train import train
+    from gyre_hpc.report.finish import finish
+
+    def task(config: RunConfig) -> None:
+        layout = train(config)
+        finish(layout, Console(highlight=False))
+
+    hydra_app.run(arguments, task)
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"gyre {verb}", description=VERBS[verb].help, epilog=f"example: {VERBS[verb].example}"
+    )
+
+
+def _run_folder(text: str) -> Path:
+    path = Path(text)
+    if not (path / "config.yaml").is_file():
+        raise MissingInput(f"{path}: not a run folder", fix="name a folder made by gyre train")
+    return path
+
+
+def _shards(arguments: list[str]) -> None:
+    from gyre_hpc.shards import commands
+
+    parser = _parser("shards")
+    parser.add_argument("action", choices=["verify", "show", "stats", "export"])
+    parser.add_argument("run", help="run folder")
+    parser.add_argument("--execution", type=int, help="show: execution id")
+    parser.add_argument("--portable", action="store_true", help="export: gzip, opens with plain h5py")
+    parser.add_argument("--out", help="export: target folder")
+    given = parser.parse_args(arguments)
+    commands.main(given.action, _run_folder(given.run), given.execution, given.portable, given.out, Console())
+
+
+def _report(arguments: list[str]) -> None:
+    from gyre_hpc.layout import RunLayout
+    from gyre_hpc.report.finish import finish
+
+    parser = _parser("report")
+    parser.add_argument("run", help="run folder")
+    finish(RunLayout(_run_folder(parser.parse_args(arguments).run).absolute()), Console(highlight=False))
+
+
+def _warmstart(arguments: list[str]) -> None:
+    from gyre_hpc.warmstart.make import make
+
+    parser = _parser("warmstart")
+    parser.add_argument("out", help="folder to write the policy to")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    make(Path(given.out), given.seed)
+
+
+def _bench(arguments: list[str]) -> None:
+    import msgspec
+
+    parser = _parser("bench")
+    parser.add_argument("name", choices=BENCHES)
+    name = parser.parse_args(arguments).name
+    module = importlib.import_module(f"gyre_hpc.bench.{name.replace('-', '_')}")
+    line = msgspec.json.encode({"bench": name, "figures": module.run()})
+    sys.stdout.write(line.decode() + "\n")
+
+
+VERBS = {
+    "train": Verb(_train, "train a policy with elastic cells (a Hydra application)", "gyre train experiment=quickstart"),
+    "shards": Verb(_shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"),
+    "report": Verb(_report, "write report.html and summary.json of a run", "gyre report runs/quickstart-1"),
+    "warmstart": Verb(_warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"),
+    "bench": Verb(_bench, "measure one part against a baseline in the same run", "gyre bench tree"),
+}
+
+
+def usage() -> str:
+    """What `gyre --help` prints."""
+    width = max(map(len, VERBS))
+    rows = [f"  {name:<{width}}  {verb.help}\n  {'':<{width}}  {verb.example}" for name, verb in VERBS.items()]
+    return "usage: gyre VERB ...  (gyre VERB --help tells more)\n\n" + "\n".join(rows) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return 0
+    try:
+        _verb(arguments[0]).run(arguments[1:])
+    except GyreError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _verb(name: str) -> Verb:
+    if name not in VERBS:
+        raise ConfigError(f"gyre {name}: no such verb", fix=f"one of: {', '.join(VERBS)}")
+    return VERBS[name]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

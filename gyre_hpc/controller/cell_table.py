@@ -1,0 +1,285 @@
+"""Role switches as the controller sees them: one state machine per cell, driven by messages only.
+
+    STARTING -> IDLE -> LOADING -> ROLLOUT -> LEAVING -> JOINING -> TRAINING -> RETURNING -> ROLLOUT
+                                     ROLLOUT -> RELOADING (publication) -> LOADING -> ROLLOUT
+                                     ROLLOUT <-> DOWN (engine died, suspect)          any -> LOST
+
+LEAVING waits for the gateway to move the cell's calls, JOINING for the trainer, LOADING and RETURNING for an engine
+that confirms its version; only then is the cell routed and the schedule told. `move` is the only place that changes a
+phase; a transition that is not listed raises IllegalTransition.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gyre_hpc.errors import IllegalTransition
+from gyre_hpc.records import CellId, Version
+from gyre_hpc.schedule.protocol import (
+    AnyEvent,
+    CellAdded,
+    CellLost,
+    CellReady,
+    CellRoutable,
+    CellUnroutable,
+    Role,
+)
+from gyre_hpc.transport.messages import (
+    BecomeEngine,
+    BecomeTrainer,
+    CellSwitched,
+    Manifest,
+    Message,
+    Route,
+    Unroute,
+)
+
+
+class Phase(enum.StrEnum):
+    """Where a cell is between roles."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    LOADING = "loading"
+    ROLLOUT = "rollout"
+    DOWN = "down"
+    RELOADING = "reloading"
+    LEAVING = "leaving"
+    JOINING = "joining"
+    TRAINING = "training"
+    RETURNING = "returning"
+    LOST = "lost"
+
+
+P = Phase
+TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
+    {
+        (P.STARTING, P.IDLE),
+        (P.IDLE, P.LOADING),
+        (P.LOADING, P.LOADING),
+        (P.LOADING, P.ROLLOUT),
+        (P.LOADING, P.DOWN),
+        (P.ROLLOUT, P.DOWN),
+        (P.DOWN, P.ROLLOUT),
+        (P.DOWN, P.LOADING),
+        (P.ROLLOUT, P.RELOADING),
+        (P.RELOADING, P.LOADING),
+        (P.ROLLOUT, P.LEAVING),
+        (P.DOWN, P.LEAVING),
+        (P.LEAVING, P.JOINING),
+        (P.JOINING, P.TRAINING),
+        (P.TRAINING, P.RETURNING),
+        (P.JOINING, P.RETURNING),
+        (P.RETURNING, P.ROLLOUT),
+        (P.RETURNING, P.DOWN),
+        (P.RETURNING, P.LOADING),
+        (P.LOST, P.STARTING),
+    }
+)
+
+
+@dataclass
+class Cell:
+    """One cell. `address` is its engine's URL; `version` what its engine confirmed last; `known` to the schedule."""
+
+    id: CellId
+    capacity: int
+    phase: Phase = Phase.STARTING
+    since: float = 0.0
+    address: str = ""
+    version: Version = Version(-1)
+    known: bool = True
+    announced: bool = False
+    """Whether the schedule has been told that this incarnation exists."""
+
+
+@dataclass(frozen=True)
+class CellHooks:
+    """What the table asks of its owner."""
+
+    cell: Callable[[CellId, Message], None]
+    gateway: Callable[[Message], None]
+    feed: Callable[[AnyEvent], None]
+    moved: Callable[[Cell, Phase], None]
+    """(cell, previous phase): for timeline and logs."""
+    clock: Callable[[], float]
+
+
+@dataclass
+class CellTable:
+    """All cells. `weights` is what engines load: set once the core has weights, replaced at publication."""
+
+    hooks: CellHooks
+    drain_s: float
+    cells: dict[CellId, Cell] = field(default_factory=dict)
+    weights: Manifest | None = None
+    publishing: Version | None = None
+
+    def add(self, id: CellId, capacity: int, *, known: bool) -> Cell:
+        """`known`: the schedule counts this cell since its start; else it learns of it by CellAdded."""
+        cell = Cell(id, capacity, known=known, since=self.hooks.clock())
+        self.cells[id] = cell
+        return cell
+
+    def move(self, cell: Cell, to: Phase) -> None:
+        """The only place that changes a phase."""
+        if to is not Phase.LOST and (cell.phase, to) not in TRANSITIONS:
+            raise IllegalTransition(f"cell {cell.id}: {cell.phase} -> {to}")
+        previous = cell.phase
+        cell.phase = to
+        self.hooks.moved(cell, previous)
+        cell.since = self.hooks.clock()
+
+    # ---- life ---------------------------------------------------------------------------------------------------
+
+    def hello(self, id: CellId) -> None:
+        """The cell's leader is there; it loads weights as soon as there are any."""
+        cell = self.cells[id]
+        self.move(cell, Phase.IDLE)
+        self._load_if_possible(cell)
+
+    def weights_available(self, manifest: Manifest) -> None:
+        """Weights exist (start, restored core): idle cells load them."""
+        self.weights = manifest
+        for cell in self.cells.values():
+            self._load_if_possible(cell)
+
+    def _load_if_possible(self, cell: Cell) -> None:
+        if cell.phase is Phase.IDLE and self.weights is not None:
+            self.move(cell, Phase.LOADING)
+            self._load(cell)
+
+    def _load(self, cell: Cell) -> None:
+        assert self.weights is not None
+        self.hooks.cell(cell.id, BecomeEngine(Version(self.weights.version), self.weights))
+
+    def lost(self, id: CellId) -> None:
+        """The cell's process is gone. Its calls move on, the schedule counts it out."""
+        cell = self.cells[id]
+        if cell.phase is Phase.LOST:
+            return
+        routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
+        self.move(cell, Phase.LOST)
+        if routed:
+            self.hooks.gateway(Unroute(id, 0.0, "the cell is lost", gone=True))
+        if cell.known:
+            self.hooks.feed(CellLost(id))
+        cell.known = cell.announced = False
+
+    def restarted(self, id: CellId) -> None:
+        """A new incarnation of a lost cell has been launched."""
+        cell = self.cells[id]
+        self.move(cell, Phase.STARTING)
+        cell.version, cell.address = Version(-1), ""
+
+    # ---- switching ----------------------------------------------------------------------------------------------
+
+    def to_training(self, id: CellId) -> None:
+        """Move the cell's calls away first."""
+        cell = self.cells[id]
+        if cell.phase is Phase.LOST:
+            return
+        self.move(cell, Phase.LEAVING)
+        self.hooks.gateway(Unroute(id, self.drain_s, "role switch"))
+
+    def unrouted(self, id: CellId, core: bool, batch: int, snapshot: Manifest | None, version: Version) -> None:
+        """No call of ours is on the cell any more."""
+        cell = self.cells[id]
+        if cell.phase is Phase.LEAVING:
+            self.move(cell, Phase.JOINING)
+            self.hooks.cell(id, BecomeTrainer(batch, core, None if core else snapshot, version))
+        elif cell.phase is Phase.RELOADING:
+            self.move(cell, Phase.LOADING)
+            self._load(cell)
+
+    def to_rollout(self, id: CellId) -> None:
+        """Load the published version into the engine; routed when it confirms it."""
+        cell = self.cells[id]
+        if cell.phase is Phase.LOST:
+            return
+        self.move(cell, Phase.RETURNING)
+        self._load(cell)
+
+    def switched(self, id: CellId, message: CellSwitched) -> None:
+        """A switch ended well."""
+        cell = self.cells[id]
+        if message.role is Role.TRAINING:
+            if cell.phase is Phase.JOINING:
+                self.move(cell, Phase.TRAINING)
+                self.hooks.feed(CellReady(id, Role.TRAINING))
+            return
+        if cell.phase not in (Phase.LOADING, Phase.RETURNING, Phase.DOWN):
+            return
+        cell.address, cell.version = message.address, message.version
+        if self.weights is not None and message.version != self.weights.version:
+            self.move(cell, Phase.LOADING)
+            self._load(cell)
+            return
+        was = cell.phase
+        self.move(cell, Phase.ROLLOUT)
+        self._route(cell)
+        self._announce(cell, was)
+
+    def _route(self, cell: Cell) -> None:
+        self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version))
+
+    def _announce(self, cell: Cell, was: Phase) -> None:
+        if not cell.known:
+            cell.known = cell.announced = True
+            self.hooks.feed(CellAdded(cell.id, cell.capacity))
+        elif was is Phase.DOWN:
+            self.hooks.feed(CellRoutable(cell.id))
+        elif was is Phase.RETURNING or not cell.announced:
+            cell.announced = True
+            self.hooks.feed(CellReady(cell.id, Role.ROLLOUT))
+
+    # ---- engine trouble -----------------------------------------------------------------------------------------
+
+    def engine_down(self, id: CellId, cause: str) -> None:
+        """The engine died or stopped answering; its leader restarts it. Its calls continue elsewhere."""
+        cell = self.cells[id]
+        if cell.phase is Phase.ROLLOUT:
+            self.move(cell, Phase.DOWN)
+            self.hooks.gateway(Unroute(id, 0.0, cause, gone=True))
+            self.hooks.feed(CellUnroutable(id, cause))
+        elif cell.phase in (Phase.LOADING, Phase.RETURNING) and cell.announced and cell.phase is Phase.LOADING:
+            self.move(cell, Phase.DOWN)
+
+    def engine_answers(self, id: CellId) -> None:
+        """A cell held DOWN on suspicion is healthy after all."""
+        cell = self.cells[id]
+        if cell.phase is Phase.DOWN and cell.address:
+            self.move(cell, Phase.ROLLOUT)
+            self._route(cell)
+            self.hooks.feed(CellRoutable(id))
+
+    def gateway_returned(self) -> None:
+        """A restarted gateway knows no routes."""
+        for cell in self.cells.values():
+            if cell.phase is Phase.ROLLOUT:
+                self._route(cell)
+            elif cell.phase in (Phase.LEAVING, Phase.RELOADING):
+                self.hooks.gateway(Unroute(cell.id, 0.0, "the gateway restarted", gone=True))
+
+    # ---- publication --------------------------------------------------------------------------------------------
+
+    def publish(self, manifest: Manifest) -> None:
+        """All rollout engines load the new weights; `publication_complete` tells when the last has."""
+        self.weights = manifest
+        self.publishing = Version(manifest.version)
+        for cell in self.cells.values():
+            if cell.phase is Phase.ROLLOUT:
+                self.move(cell, Phase.RELOADING)
+                self.hooks.gateway(Unroute(cell.id, 0.0, "publication"))
+
+    def publication_complete(self) -> bool:
+        """True once per publication, when every live engine serves it."""
+        if self.publishing is None:
+            return False
+        busy = (Phase.RELOADING, Phase.LOADING)
+        if any(cell.phase in busy and cell.known for cell in self.cells.values()):
+            return False
+        self.publishing = None
+        return True

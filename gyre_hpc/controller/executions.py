@@ -1,0 +1,245 @@
+"""Every execution from launch to final outcome, joined from what runner and gateway say.
+
+An attempt is opened at the gateway, started by the runner, closed by the runner, sealed by the gateway and, for scored
+reasons, assessed by the runner; in that order but for the last two. The schedule hears of it exactly twice: launched,
+terminated. A repeat of any message changes nothing. An attempt cut short by the death of runner or gateway is followed
+by another attempt under the same execution id; the ledger does not move.
+
+Pure but for the `send` callables it is given; the caller journals what the callbacks report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gyre_hpc.records import SCORED_REASONS, Assessment, ClosingReason, ExecutionId, GroupId
+from gyre_hpc.transport.messages import (
+    AssessExecution,
+    CancelExecution,
+    CloseExecution,
+    ExecutionAssessed,
+    ExecutionClosed,
+    ExecutionOutcome,
+    ExecutionSealed,
+    ExecutionStarted,
+    Message,
+    OpenExecution,
+    StartExecution,
+)
+
+MAX_ATTEMPTS = 4
+"""Attempts of one execution before it is closed as infrastructure: two restarts of a service and one node loss."""
+
+
+@dataclass
+class Execution:
+    """One execution. `outcome` is final; the fields before it belong to the current attempt."""
+
+    id: ExecutionId
+    group: GroupId | None
+    query: str
+    attempt: int = 0
+    launched: bool = False
+    terminated: bool = False
+    closed: ExecutionClosed | None = None
+    sealed: ExecutionSealed | None = None
+    assessment: Assessment | None = None
+    outcome: ExecutionOutcome | None = None
+
+    @property
+    def evaluation(self) -> bool:
+        return self.group is None
+
+    @property
+    def running(self) -> bool:
+        return self.outcome is None and self.closed is None
+
+
+@dataclass(frozen=True)
+class ExecutionHooks:
+    """What the table asks of its owner. `runner` and `gateway` send; the rest report upward."""
+
+    runner: Callable[[Message], None]
+    gateway: Callable[[Message], None]
+    key: Callable[[ExecutionId, int], str]
+    base_url: Callable[[str], str]
+    harness_seed: Callable[[ExecutionId], int]
+    opened: Callable[[Execution], None]
+    launched: Callable[[ExecutionId], None]
+    terminated: Callable[[ExecutionId, ClosingReason], None]
+    sealed: Callable[[ExecutionSealed], None]
+    outcome: Callable[[Execution], None]
+
+
+@dataclass
+class ExecutionTable:
+    """All executions of the run by id."""
+
+    hooks: ExecutionHooks
+    executions: dict[ExecutionId, Execution] = field(default_factory=dict)
+
+    # ---- upward: decisions of the schedule --------------------------------------------------------------------
+
+    def register(self, id: ExecutionId, group: GroupId | None, query: str) -> Execution:
+        """An execution was dispatched; it waits for its launch."""
+        return self.executions.setdefault(id, Execution(id, group, query))
+
+    def launch(self, id: ExecutionId) -> None:
+        """Open a new attempt at gateway and runner."""
+        execution = self.executions[id]
+        execution.attempt += 1
+        execution.closed = execution.sealed = execution.assessment = None
+        self.hooks.opened(execution)
+        self._open_at_gateway(execution)
+        self._start_at_runner(execution)
+
+    def withdraw(self, id: ExecutionId) -> None:
+        """Surplus: a queued execution never starts, a running one is cancelled. Each is terminated once."""
+        execution = self.executions[id]
+        if execution.attempt == 0:
+            self._terminate(execution, ClosingReason.CANCELLED_SURPLUS)
+            self._finish(execution, ClosingReason.CANCELLED_SURPLUS, 0.0, incomplete=False)
+        elif execution.running:
+            self.hooks.runner(CancelExecution(id, execution.attempt, ClosingReason.CANCELLED_SURPLUS))
+
+    # ---- downward: messages of runner and gateway --------------------------------------------------------------
+
+    def started(self, message: ExecutionStarted) -> None:
+        execution = self._current(message.execution, message.attempt)
+        if execution is not None:
+            self._mark_launched(execution)
+
+    def closed(self, message: ExecutionClosed) -> None:
+        execution = self._current(message.execution, message.attempt)
+        if execution is None or execution.closed is not None:
+            return
+        self._mark_launched(execution)
+        execution.closed = message
+        self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
+
+    def gateway_sealed(self, message: ExecutionSealed) -> None:
+        execution = self._current(message.execution, message.attempt)
+        if execution is None or execution.closed is None or execution.sealed is not None:
+            return
+        execution.sealed = message
+        self.hooks.sealed(message)
+        self._terminate(execution, self._reason(execution))
+        self._settle(execution)
+
+    def assessed(self, message: ExecutionAssessed) -> None:
+        execution = self._current(message.execution, message.attempt)
+        if execution is None:
+            return
+        execution.assessment = message.assessment
+        self._settle(execution)
+
+    # ---- deaths ------------------------------------------------------------------------------------------------
+
+    def runner_lost(self) -> None:
+        """Everything the runner held is gone: running attempts are repeated, unassessed ones assessed again."""
+        for execution in self.unfinished():
+            if execution.closed is None:
+                self.repeat(execution, "the runner died")
+            elif execution.assessment is None:
+                self.assess_again(execution)
+
+    def gateway_lost(self) -> None:
+        """The gateway's address is gone: harnesses cannot reach it any more."""
+        for execution in self.unfinished():
+            if execution.closed is None:
+                self.hooks.runner(CancelExecution(execution.id, execution.attempt, ClosingReason.INFRASTRUCTURE))
+                self.repeat(execution, "the gateway died")
+            elif execution.sealed is None:
+                self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
+
+    def gateway_returned(self) -> None:
+        """A restarted gateway worker at the same address: tell it again who may call."""
+        for execution in self.unfinished():
+            if execution.sealed is None:
+                self._open_at_gateway(execution)
+            if execution.closed is not None and execution.sealed is None:
+                self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
+
+    def repeat(self, execution: Execution, why: str) -> None:
+        """Another attempt under the same id, or infrastructure when too many were cut short."""
+        if execution.attempt < MAX_ATTEMPTS:
+            self.launch(execution.id)
+            return
+        self._mark_launched(execution)
+        self._terminate(execution, ClosingReason.INFRASTRUCTURE)
+        self._finish(execution, ClosingReason.INFRASTRUCTURE, 0.0, incomplete=True)
+
+    def assess_again(self, execution: Execution) -> None:
+        """The workspace is preserved: only the assessment is missing."""
+        self.hooks.runner(AssessExecution(execution.id, execution.attempt, execution.query))
+
+    def unfinished(self) -> Iterable[Execution]:
+        """Launched executions without an outcome, oldest first."""
+        return [item for _, item in sorted(self.executions.items()) if item.attempt and item.outcome is None]
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def _current(self, id: ExecutionId, attempt: int) -> Execution | None:
+        execution = self.executions.get(id)
+        if execution is None or execution.attempt != attempt or execution.outcome is not None:
+            return None
+        return execution
+
+    def _open_at_gateway(self, execution: Execution) -> None:
+        key = self.hooks.key(execution.id, execution.attempt)
+        self.hooks.gateway(OpenExecution(execution.id, execution.attempt, key, execution.evaluation))
+
+    def _start_at_runner(self, execution: Execution) -> None:
+        url = self.hooks.base_url(self.hooks.key(execution.id, execution.attempt))
+        self.hooks.runner(
+            StartExecution(
+                execution=execution.id,
+                attempt=execution.attempt,
+                query=execution.query,
+                base_url=url,
+                seed=self.hooks.harness_seed(execution.id),
+                evaluation=execution.evaluation,
+            )
+        )
+
+    def _mark_launched(self, execution: Execution) -> None:
+        if not execution.launched:
+            execution.launched = True
+            self.hooks.launched(execution.id)
+
+    def _terminate(self, execution: Execution, reason: ClosingReason) -> None:
+        if not execution.terminated:
+            execution.terminated = True
+            self.hooks.terminated(execution.id, reason)
+
+    @staticmethod
+    def _reason(execution: Execution) -> ClosingReason:
+        """Zero model calls or a lost call = infrastructure, whatever the harness's exit code says."""
+        assert execution.closed is not None and execution.sealed is not None
+        cancelled = execution.closed.reason is ClosingReason.CANCELLED_SURPLUS
+        if not cancelled and (execution.sealed.calls == 0 or execution.sealed.calls_lost):
+            return ClosingReason.INFRASTRUCTURE
+        return execution.closed.reason
+
+    def _settle(self, execution: Execution) -> None:
+        if execution.closed is None or execution.sealed is None:
+            return
+        reason = self._reason(execution)
+        if execution.closed.reason in SCORED_REASONS and execution.assessment is None:
+            return
+        self._finish(execution, reason, execution.closed.wall_s, incomplete=execution.sealed.incomplete)
+
+    def _finish(self, execution: Execution, reason: ClosingReason, wall_s: float, *, incomplete: bool) -> None:
+        kept = reason in SCORED_REASONS and not incomplete
+        execution.outcome = ExecutionOutcome(
+            execution=execution.id,
+            attempt=execution.attempt,
+            group=execution.group,
+            query=execution.query,
+            reason=reason,
+            wall_s=wall_s,
+            incomplete=incomplete,
+            assessment=execution.assessment if kept else None,
+        )
+        self.hooks.outcome(execution)

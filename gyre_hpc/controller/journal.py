@@ -1,0 +1,150 @@
+"""The controller's write-ahead journal: what happened, in order, so that a later controller can go on.
+
+One file per epoch, `journal/<epoch>.journal`: frames of (length u32, crc32 u32, msgpack body). An entry is appended
+before its effects leave the process. A torn tail (the writer died inside a frame) ends the file; a bad frame before
+the tail is corruption and raises. Entries survive the death of the process at once and the death of the host after the
+next group fsync (`sync`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gyre_hpc.errors import CorruptRecord, StorageFull
+from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
+from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent
+from gyre_hpc.transport.messages import ExecutionOutcome, ExecutionSealed
+
+HEADER = struct.Struct("<II")
+
+
+class Entry(msgspec.Struct, frozen=True, tag=True):
+    """Base of journal entries. `at` is Unix seconds."""
+
+    at: float
+
+
+class Happened(Entry):
+    """An event fed to the schedule, with the decisions it gave."""
+
+    event: AnyEvent
+    decisions: tuple[AnyDecision, ...]
+
+
+class AttemptOpened(Entry):
+    """An execution was given to gateway and runner."""
+
+    execution: ExecutionId
+    attempt: int
+    group: GroupId | None
+    query: str
+
+
+class Sealed(Entry):
+    """The gateway's account of a closed attempt."""
+
+    sealed: ExecutionSealed
+
+
+class Outcome(Entry):
+    """The final word on an execution: never counted twice, never lost."""
+
+    outcome: ExecutionOutcome
+
+
+class StepTaken(Entry):
+    """Everything needed to replay a step: contributions in order, each with its micro-steps in order."""
+
+    batch: int
+    version: Version
+    executions: int
+    owners: tuple[tuple[CellId, tuple[str, ...]], ...]
+    metrics: dict[str, float]
+    staleness: tuple[int, ...]
+    tokens_trained: int
+
+
+class CheckpointWritten(Entry):
+    """A checkpoint is complete on disk."""
+
+    version: Version
+    folder: str
+
+
+class Resumed(Entry):
+    """A controller of a later epoch goes on from here."""
+
+    epoch: int
+
+
+AnyEntry = Happened | AttemptOpened | Sealed | Outcome | StepTaken | CheckpointWritten | Resumed
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)  # type: ignore[arg-type]
+
+
+class Journal:
+    """Appends entries of one epoch. `append` writes before it returns; `sync` makes them survive the host."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{epoch:04d}.journal"
+        self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+        self._end = 0
+        self._dirty = False
+
+    def append(self, entry: AnyEntry) -> None:
+        """Raises StorageFull; the file then still ends at the last whole entry."""
+        body = _encoder.encode(entry)
+        frame = HEADER.pack(len(body), zlib.crc32(body)) + body
+        try:
+            written = os.write(self._descriptor, frame)
+            if written != len(frame):
+                raise OSError(errno.ENOSPC, "short write")
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._end)
+            raise StorageFull(
+                f"{self.path}: {error.strerror}", fix="free space, then: gyre train resume=" + str(self.path.parent.parent)
+            ) from error
+        self._end += len(frame)
+        self._dirty = True
+
+    def sync(self) -> None:
+        """Group fsync; cheap when nothing was appended since the last one."""
+        if self._dirty:
+            self._dirty = False
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        self.sync()
+        os.close(self._descriptor)
+
+
+def read_file(path: Path) -> Iterator[AnyEntry]:
+    """Entries of one file. Raises CorruptRecord for a bad frame that is not the torn tail."""
+    data = path.read_bytes()
+    offset = 0
+    while offset + HEADER.size <= len(data):
+        length, crc = HEADER.unpack_from(data, offset)
+        body = data[offset + HEADER.size : offset + HEADER.size + length]
+        if len(body) < length:
+            return
+        if zlib.crc32(body) != crc:
+            raise CorruptRecord(
+                f"{path}: frame at byte {offset} fails its checksum",
+                fix="restore the file from a copy; entries before that byte are good",
+            )
+        yield _decoder.decode(body)
+        offset += HEADER.size + length
+
+
+def read_journal(folder: Path) -> Iterator[AnyEntry]:
+    """Entries of all epochs in order."""
+    for path in sorted(folder.glob("*.journal")):
+        yield from read_file(path)

@@ -1,0 +1,133 @@
+"""What the controller writes for people: metrics lines and the terminal. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from gyre_hpc.controller.batches import BatchRunner
+from gyre_hpc.controller.cell_table import Cell, Phase
+from gyre_hpc.controller.evaluations import EvaluationPoint
+from gyre_hpc.controller.executions import Execution
+from gyre_hpc.controller.idle import IdleMeter, role_and_cause
+from gyre_hpc.controller.progress import Progress
+from gyre_hpc.records import CellId
+from gyre_hpc.report import metrics as m
+from gyre_hpc.schedule.state import State
+from gyre_hpc.transport.messages import BatchCommitted, CellSwitched, GroupProcessed
+
+log = logging.getLogger(__name__)
+BUSY_LINE_S = 2.0
+
+
+class Observer:
+    """Writes `metrics.jsonl` and drives the progress display. `now` is seconds since the run's first start."""
+
+    def __init__(self, writer: m.MetricsWriter, progress: Progress, now: Callable[[], float]) -> None:
+        self.writer, self.progress, self.now = writer, progress, now
+        self._idle = IdleMeter()
+        self._sampled_at = self._busy_line_at = self._step_started = time.monotonic()
+        self._water: tuple[int, ...] = ()
+
+    def water(self, state: State) -> None:
+        """One line per change of the ledger."""
+        running = state.launched - state.terminated
+        line = (state.waterlevel, running, state.rollout_capacity, state.evaluating, int(state.published))
+        if line != self._water:
+            self._water = line
+            self.writer.write(m.Water(self.now(), *line))
+
+    def batch_opened(self) -> None:
+        self._step_started = time.monotonic()
+
+    def step(self, message: BatchCommitted, groups: list[GroupProcessed], staleness: tuple[int, ...], batch: BatchRunner) -> None:
+        """The optimizer has stepped."""
+        rewards = [reward for group in groups for reward in group.rewards]
+        assert batch.ledger is not None
+        line = m.Step(
+            t=self.now(),
+            version=message.version,
+            score=sum(rewards) / len(rewards) if rewards else None,
+            groups=len(groups),
+            executions=batch.executions,
+            micro_steps=sum(len(names) for _, names in batch.ledger.owners()),
+            tokens_trained=sum(group.trained_tokens for group in groups),
+            staleness=staleness,
+            metrics=message.metrics,
+            seconds=time.monotonic() - self._step_started,
+        )
+        self.writer.write(line)
+        self.progress.step(line)
+
+    def ended(self, execution: Execution) -> None:
+        """An execution has its final outcome."""
+        outcome, sealed = execution.outcome, execution.sealed
+        assert outcome is not None
+        self.writer.write(
+            m.Ended(
+                t=self.now(),
+                execution=execution.id,
+                group=execution.group,
+                reason=outcome.reason,
+                score=outcome.assessment.score if outcome.assessment is not None else None,
+                wall_s=outcome.wall_s,
+                calls=sealed.calls if sealed else 0,
+                calls_rerouted=sealed.calls_rerouted if sealed else 0,
+                calls_lost=sealed.calls_lost if sealed else 0,
+                tokens_sampled=sealed.tokens_sampled if sealed else 0,
+                tokens_recomputed=sealed.tokens_recomputed if sealed else 0,
+                prompt_tokens=sealed.prompt_tokens if sealed else 0,
+                held_s=sealed.held_s if sealed else 0.0,
+            )
+        )
+
+    def evaluated(self, point: EvaluationPoint) -> None:
+        line = m.Evaluated(
+            self.now(), point.version, point.mean, point.standard_error, len(point.scores), point.invalid
+        )
+        self.writer.write(line)
+        self.progress.evaluated(line)
+
+    def burst_ended(self, index: int, version: int | None) -> None:
+        self.writer.write(m.Burst(self.now(), index, version))
+
+    def joined(self, cell: CellId, batch: int, mid_batch: bool) -> None:
+        self.writer.write(m.Join(self.now(), cell, batch, mid_batch))
+
+    def switched(self, cell: Cell, message: CellSwitched) -> None:
+        self.writer.write(m.Switch(self.now(), cell.id, message.role, self.now() - cell.since, message.phases))
+
+    def moved(self, cell: Cell, previous: Phase) -> None:
+        log.info("cell-%d: %s -> %s", cell.id, previous, cell.phase)
+        self.writer.write(m.RoleChange(self.now(), cell.id, cell.phase))
+
+    def fault(self, who: str, what: str) -> None:
+        log.warning("%s: %s", who, what)
+        self.writer.write(m.Fault(self.now(), who, what))
+        self.progress.fault(who, what)
+
+    def sample(
+        self, cells: Iterable[Cell], batch: BatchRunner, state: State, running_calls: dict[int, int], publishing: bool
+    ) -> None:
+        """Attribute the time since the last sample to each cell's role and cause."""
+        now = time.monotonic()
+        seconds, self._sampled_at = now - self._sampled_at, now
+        executing = state.launched - state.terminated + state.evaluating
+        for cell in cells:
+            busy = batch.works(cell.id) or (publishing and cell.id == state.core)
+            role, cause = role_and_cause(
+                cell.phase, running=running_calls.get(cell.id, 0), executing=executing, training_busy=busy
+            )
+            self._idle.sample(cell.id, role, cause, seconds)
+        if now - self._busy_line_at > BUSY_LINE_S:
+            self._busy_line_at = now
+            self._write_busy()
+
+    def _write_busy(self) -> None:
+        for id, role, cause, total in self._idle.flush():
+            self.writer.write(m.Busy(self.now(), id, role, total, 0.0 if cause else total, cause))
+
+    def close(self) -> None:
+        self._write_busy()
+        self.writer.close()

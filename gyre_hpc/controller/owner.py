@@ -1,0 +1,133 @@
+"""Who owns a run folder: exactly one controller at a time, proved by exclusive file creation.
+
+`owner` is created O_EXCL by the first controller, `owner.<epoch>` by each that takes over. The highest epoch owns the
+run and fences the rest: every message carries it. Taking over is allowed to a later restart of the same Slurm job, when
+Slurm calls the owner's job terminal, on the same host when the owning process is gone, and with `force` otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from gyre_hpc.errors import CorruptRecord, RunOwned
+
+TERMINAL_STATES = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+)
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Identity of a controller process. `job` is "" outside Slurm; `process_start` is psutil's create time."""
+
+    epoch: int
+    job: str
+    restart_count: int
+    host: str
+    boot_id: str
+    pid: int
+    process_start: float
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def current_owner(epoch: int) -> Owner:
+    """This process as an owner of `epoch`."""
+    return Owner(
+        epoch=epoch,
+        job=os.environ.get("SLURM_JOB_ID", ""),
+        restart_count=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        host=socket.gethostname(),
+        boot_id=_boot_id(),
+        pid=os.getpid(),
+        process_start=psutil.Process().create_time(),
+    )
+
+
+def owner_path(run: Path, epoch: int) -> Path:
+    """File of the owner of `epoch`; epochs start at 1."""
+    return run / ("owner" if epoch == 1 else f"owner.{epoch}")
+
+
+def read_owner(run: Path) -> Owner | None:
+    """The owner with the highest epoch, or None for a folder nobody has owned."""
+    epochs = [1] if (run / "owner").exists() else []
+    epochs += [int(path.suffix[1:]) for path in run.glob("owner.*") if path.suffix[1:].isdigit()]
+    if not epochs:
+        return None
+    path = owner_path(run, max(epochs))
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Owner)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(
+            f"{path}: not an owner record ({error})", fix="if no controller of this run is alive, remove the file"
+        ) from error
+
+
+def acquire(run: Path, *, force: bool = False) -> Owner:
+    """Own the run folder. Raises RunOwned naming the live (or unprovably dead) owner."""
+    previous = read_owner(run)
+    if previous is not None and not force:
+        reason = _why_alive(previous)
+        if reason:
+            raise RunOwned(
+                f"{run} is owned by pid {previous.pid} on {previous.host} (epoch {previous.epoch}): {reason}",
+                fix="stop that run first, or pass resume_force=true if you know that it is gone",
+            )
+    epoch = 1 if previous is None else previous.epoch + 1
+    owner = current_owner(epoch)
+    path = owner_path(run, epoch)
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        raise RunOwned(f"{path}: another controller has just taken this run", fix="leave it to that one") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(owner))
+        file.flush()
+        os.fsync(file.fileno())
+    return owner
+
+
+def _why_alive(owner: Owner) -> str:
+    """Why the owner may still be alive; "" when it is provably gone."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if owner.job and owner.job == job:
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        if restarts > owner.restart_count:
+            return ""
+    if owner.host == socket.gethostname():
+        return "" if _process_gone(owner) else "that process is alive"
+    if owner.job:
+        state = slurm_state(owner.job)
+        return "" if state in TERMINAL_STATES else f"Slurm job {owner.job} is {state or 'in an unknown state'}"
+    return "it runs on another host and cannot be checked from here"
+
+
+def _process_gone(owner: Owner) -> bool:
+    if owner.boot_id and owner.boot_id != _boot_id():
+        return True
+    try:
+        return abs(psutil.Process(owner.pid).create_time() - owner.process_start) > 1.0
+    except psutil.NoSuchProcess:
+        return True
+
+
+def slurm_state(job: str) -> str:
+    """State of a Slurm job from squeue, else sacct; "" when neither knows (which proves nothing)."""
+    for command in (["squeue", "-h", "-j", job, "-o", "%T"], ["sacct", "-n", "-X", "-j", job, "-o", "State%20"]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            continue
+        words = done.stdout.split()
+        if done.returncode == 0 and words:
+            return words[0].rstrip("+")
+    return ""

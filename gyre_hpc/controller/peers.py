@@ -1,0 +1,243 @@
+"""The controller's peers as processes and links: start, watch, fence, restart.
+
+Each peer (kind, index) is one process at a time. Launch number n gives it incarnations n*1000 .. n*1000+999: a peer
+that restarts its own worker (the gateway) adds 1, a relaunch by us adds 1000, so a late message of a dead process is
+always older. A peer is SUSPECT after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at
+once when its process has exited. Everything a peer does reaches the controller as one `Inbound` on one queue, so the
+controller's core is a plain loop without locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gyre_hpc.config import ClusterConfig
+from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.links import LinkServer, PeerLink
+from gyre_hpc.transport.messages import Message, PeerKind, Shutdown
+
+log = logging.getLogger(__name__)
+INCARNATIONS_PER_LAUNCH = 1000
+
+MODULES = {
+    PeerKind.CELL: "gyre_hpc.cells.leader",
+    PeerKind.GATEWAY: "gyre_hpc.gateway.process",
+    PeerKind.RUNNER: "gyre_hpc.executions.runner",
+    PeerKind.PROCESSOR: "gyre_hpc.controller.processor",
+}
+PeerId = tuple[PeerKind, int]
+
+
+@dataclass
+class Peer:
+    """One peer. `link` is None before its hello and after its end."""
+
+    kind: PeerKind
+    index: int
+    launches: int = 0
+    handle: ProcessHandle | None = None
+    link: PeerLink | None = None
+    launched_at: float = 0.0
+    suspect: bool = False
+    dead: bool = False
+    outbox: list[Message] = field(default_factory=list)
+
+    @property
+    def id(self) -> PeerId:
+        return (self.kind, self.index)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.index}"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message of the peer's current incarnation."""
+
+    peer: PeerId
+    message: Message
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A hello was accepted. `again`: the same launch with a new incarnation (its worker restarted)."""
+
+    peer: PeerId
+    again: bool
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process of launch `launch` ended."""
+
+    peer: PeerId
+    launch: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Suspected:
+    """No heartbeat for `suspect_after_s`, or one again after that (`recovered`)."""
+
+    peer: PeerId
+    recovered: bool
+
+
+Inbound = Said | Connected | Exited | Suspected
+
+
+class Peers:
+    """All peers of one controller."""
+
+    def __init__(self, run: Path, cluster: ClusterConfig, launcher: Launcher, server: LinkServer, epoch: int) -> None:
+        self._layout = RunLayout(run)
+        self._cluster = cluster
+        self._launcher = launcher
+        self._server = server
+        self._epoch = epoch
+        self.peers: dict[PeerId, Peer] = {}
+        self.inbox: asyncio.Queue[Inbound] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_accepting(self) -> None:
+        self._spawn(self._accept())
+
+    async def launch(self, kind: PeerKind, index: int) -> Peer:
+        """Start (or restart) the peer's process."""
+        peer = self.peers.setdefault((kind, index), Peer(kind, index))
+        peer.launches += 1
+        peer.link, peer.suspect, peer.dead, peer.launched_at = None, False, False, time.monotonic()
+        peer.outbox.clear()
+        peer.handle = await self._launcher.start(self._spec(peer))
+        self._spawn(self._watch(peer, peer.launches, peer.handle))
+        return peer
+
+    def _spec(self, peer: Peer) -> ProcessSpec:
+        incarnation = peer.launches * INCARNATIONS_PER_LAUNCH
+        argv = [sys.executable, "-m", MODULES[peer.kind], "--run", str(self._layout.root)]
+        argv += ["--incarnation", str(incarnation)]
+        suffix = f".{peer.launches}" if peer.launches > 1 else ""
+        path = self._layout.logs(self._epoch) / f"{peer.name}{suffix}.log"
+        if peer.kind is not PeerKind.CELL:
+            return ProcessSpec(name=peer.name, argv=argv, env={}, log=path)
+        cell = self._cluster.cell
+        return ProcessSpec(
+            name=peer.name,
+            argv=[*argv, "--cell", str(peer.index)],
+            env={},
+            log=path,
+            nodes=cell.nodes,
+            ranks=cell.ranks,
+            cpus_per_rank=cell.cpus_per_rank,
+            mem=cell.mem,
+            gres=cell.gres,
+        )
+
+    def send(self, kind: PeerKind, index: int, message: Message) -> None:
+        """Send now, or as soon as the launched peer says hello. What a dead peer missed is its owner's to repeat."""
+        peer = self.peers.get((kind, index))
+        if peer is None:
+            log.warning("%s-%d does not exist: %s dropped", kind, index, type(message).__name__)
+        elif peer.link is not None:
+            peer.link.send(message)
+        else:
+            peer.outbox.append(message)
+
+    def address(self, kind: PeerKind, index: int = 0) -> str:
+        """What the peer serves; "" before its hello."""
+        peer = self.peers.get((kind, index))
+        return peer.link.hello.address if peer is not None and peer.link is not None else ""
+
+    def kill(self, kind: PeerKind, index: int) -> None:
+        """End the process now; `Exited` follows."""
+        peer = self.peers.get((kind, index))
+        if peer is not None and peer.handle is not None:
+            peer.handle.kill()
+
+    def dead(self) -> list[Peer]:
+        """Peers whose process has ended and was not relaunched."""
+        return [peer for peer in self.peers.values() if peer.dead]
+
+    def check_liveness(self) -> None:
+        """Suspect the silent, kill the lost and the never-started; to be called about twice a second."""
+        for peer in self.peers.values():
+            if peer.handle is None or peer.handle.poll() is not None:
+                continue
+            if peer.link is None:
+                if time.monotonic() - peer.launched_at > self._cluster.start_timeout_s:
+                    log.error("%s did not say hello within %.0f s", peer.name, self._cluster.start_timeout_s)
+                    peer.handle.kill()
+                continue
+            self._judge(peer, peer.link.silent_s())
+
+    def _judge(self, peer: Peer, silent_s: float) -> None:
+        late = silent_s > self._cluster.suspect_after_s
+        if late != peer.suspect:
+            peer.suspect = late
+            log.warning("%s is %s (silent for %.1f s)", peer.name, "SUSPECT" if late else "alive again", silent_s)
+            self.inbox.put_nowait(Suspected(peer.id, recovered=not late))
+        if silent_s > self._cluster.suspect_after_s + self._cluster.lost_after_s and peer.handle is not None:
+            log.error("%s is LOST: silent for %.1f s; ending its process", peer.name, silent_s)
+            peer.handle.kill()
+
+    async def shut_down(self, reason: str, grace_s: float) -> None:
+        """Ask all peers to end; terminate those that do not within `grace_s`."""
+        alive = [peer for peer in self.peers.values() if peer.handle is not None and peer.handle.poll() is None]
+        for peer in alive:
+            if peer.link is not None:
+                peer.link.send(Shutdown(reason))
+        waits = [asyncio.create_task(self._end(peer, grace_s)) for peer in alive]
+        if waits:
+            await asyncio.wait(waits)
+        for task in self._tasks:
+            task.cancel()
+        await self._server.close()
+
+    @staticmethod
+    async def _end(peer: Peer, grace_s: float) -> None:
+        assert peer.handle is not None
+        try:
+            await asyncio.wait_for(peer.handle.wait(), grace_s if peer.link is not None else 0.1)
+        except TimeoutError:
+            await peer.handle.terminate(5.0)
+
+    async def _accept(self) -> None:
+        while True:
+            self._adopt(await self._server.accept())
+
+    def _adopt(self, link: PeerLink) -> None:
+        peer = self.peers.get((link.hello.kind, link.hello.index))
+        if peer is None or link.incarnation // INCARNATIONS_PER_LAUNCH != peer.launches:
+            log.warning("%s is not a peer of this controller; its link is closed", link.name)
+            link.abandon()
+            return
+        again = peer.link is not None
+        peer.link, peer.suspect = link, False
+        self.inbox.put_nowait(Connected(peer.id, again))
+        for message in peer.outbox:
+            link.send(message)
+        peer.outbox.clear()
+        self._spawn(self._read(peer, link))
+
+    async def _read(self, peer: Peer, link: PeerLink) -> None:
+        while (message := await link.receive()) is not None:
+            if peer.link is link:
+                self.inbox.put_nowait(Said(peer.id, message))
+
+    async def _watch(self, peer: Peer, launch: int, handle: ProcessHandle) -> None:
+        code = await handle.wait()
+        if peer.launches == launch:
+            peer.link, peer.dead = None, True
+            self.inbox.put_nowait(Exited(peer.id, launch, code))
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,109 @@
+"""`gyre train`: prepare or re-open a run folder, own it, run its controller, leave summary and report behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from gyre_hpc import models
+from gyre_hpc.config import RunConfig, load_run_config, save_run_config
+from gyre_hpc.controller.controller import Controller, RunContext
+from gyre_hpc.controller.freeze import freeze_code
+from gyre_hpc.controller.history import History, read_history
+from gyre_hpc.controller.journal import Journal
+from gyre_hpc.controller.owner import acquire
+from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.progress import Progress
+from gyre_hpc.errors import MissingInput
+from gyre_hpc.launch.plan import make_launcher
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.report.metrics import MetricsWriter
+from gyre_hpc.schedule.settings import Settings, settings_from
+from gyre_hpc.transport.links import LinkServer, write_rendezvous, write_secret
+
+log = logging.getLogger(__name__)
+
+
+def new_run(config: RunConfig) -> RunLayout:
+    """Make the folder of a fresh run with everything it needs to be resumed anywhere."""
+    source = models.resolve(config.model.path)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    layout = RunLayout(unused(Path(config.root).absolute() / f"{config.name}-{stamp}"))
+    layout.root.mkdir(parents=True)
+    layout.create()
+    save_run_config(config, layout.root)
+    shutil.copytree(source, layout.model)
+    freeze_code(layout.root)
+    return layout
+
+
+def unused(path: Path) -> Path:
+    """`path`, or `path-2`, ... when two runs start in the same second."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def schedule_settings(config: RunConfig) -> Settings:
+    """Settings of the schedule for this run."""
+    heldout = config.tasks.heldout > 0
+    capacities = (config.engine.capacity,) * config.cluster.cells
+    return settings_from(config.schedule, capacities, evaluate_first=heldout, evaluate_last=heldout)
+
+
+def train(config: RunConfig) -> RunLayout:
+    """Run to the end, or until interrupted. Raises the taxonomy's errors; the run folder stays resumable."""
+    if config.resume:
+        layout = RunLayout(Path(config.resume).absolute())
+        if not layout.config.is_file():
+            raise MissingInput(f"{layout.config}: no such file", fix="resume=RUN names a folder made by gyre train")
+        force = config.resume_force
+        config = load_run_config(layout.root)
+    else:
+        layout, force = new_run(config), False
+    owner = acquire(layout.root, force=force)
+    _log_to(layout.logs(owner.epoch))
+    interrupted = asyncio.run(_control(config, layout, owner.epoch))
+    if interrupted:
+        log.warning("interrupted (%s); go on with: gyre train resume=%s", interrupted, layout.root)
+    return layout
+
+
+def _log_to(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "controller.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+
+
+async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
+    history: History = read_history(layout.journal, schedule_settings(config))
+    secret = write_secret(layout)
+    server = LinkServer(secret, epoch, config.cluster.host)
+    host, port = await server.start()
+    write_rendezvous(layout, host, port, epoch)
+    progress = Progress(config.schedule.steps)
+    progress.note(f"run folder: {layout.root}")
+    context = RunContext(
+        config=config,
+        layout=layout,
+        secret=secret,
+        epoch=epoch,
+        journal=Journal(layout.journal, epoch),
+        metrics=MetricsWriter(layout.metrics),
+        progress=progress,
+    )
+    peers = Peers(layout.root, config.cluster, make_launcher(config.cluster, layout), server, epoch)
+    controller = Controller(context, peers, history)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, controller.interrupt, signal.Signals(number).name)
+    return await controller.run()

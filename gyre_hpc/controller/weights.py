@@ -1,0 +1,109 @@
+"""The core's weights from the controller's side: restore, snapshot, publication, checkpoints.
+
+`snapshot` is the newest region satellites may pull; `checkpoint` the newest complete folder on disk, the place a lost
+core or a resumed run starts from. A publication is complete when every live rollout engine has confirmed the version;
+the schedule is told exactly once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre_hpc.controller.batches import BatchRunner
+from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.journal import CheckpointWritten, Journal
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CellId, Version
+from gyre_hpc.transport.messages import (
+    Manifest,
+    Message,
+    PublishWeights,
+    RestoreTrainer,
+    TrainerRestored,
+    WeightsPublished,
+)
+
+
+@dataclass
+class WeightKeeper:
+    """What the core holds and what is on disk."""
+
+    layout: RunLayout
+    journal: Journal
+    cells: CellTable
+    batches: BatchRunner
+    send: Callable[[CellId, Message], None]
+    published: Callable[[Version], None]
+    checkpoint: tuple[Version, str]
+    every: int
+    keep: int
+    publications: int = 0
+    restored: tuple[CellId, TrainerRestored] | None = None
+    restoring: CellId | None = None
+    publishing: Version | None = None
+
+    # ---- restore ------------------------------------------------------------------------------------------------
+
+    def restore(self, cell: CellId) -> None:
+        """Have the cell's trainer load the newest checkpoint."""
+        self.restoring = cell
+        version, folder = self.checkpoint
+        self.send(cell, RestoreTrainer(folder, version))
+
+    def trainer_restored(self, cell: CellId, message: TrainerRestored) -> None:
+        self.restored, self.restoring = (cell, message), None
+        self.batches.snapshot_ready(message.weights)
+        self.batches.trainer_version[cell] = message.version
+
+    @property
+    def available(self) -> Manifest | None:
+        """Weights an engine may load before the first publication of this controller."""
+        return self.restored[1].weights if self.restored is not None else None
+
+    def cell_lost(self, cell: CellId, core: bool) -> None:
+        """What the cell held in memory is gone."""
+        if self.restored is not None and self.restored[0] == cell:
+            self.restored = None
+        if self.restoring == cell:
+            self.restoring = None
+        if core:
+            self.publishing = None
+
+    # ---- publication --------------------------------------------------------------------------------------------
+
+    def publish(self, core: CellId, version: Version, *, last: bool) -> None:
+        """Write the core's weights as `version`, with a checkpoint every `every` publications and at the end."""
+        self.publications += 1
+        self.publishing = version
+        self.send(core, PublishWeights(version, last or self.publications % self.every == 0))
+
+    def expose(self, core: CellId, version: Version) -> None:
+        """A later step of the burst: satellites need the new snapshot, engines do not."""
+        if self.publishing is None:
+            self.send(core, PublishWeights(version, checkpoint=False))
+
+    def weights_published(self, message: WeightsPublished) -> None:
+        self.batches.snapshot_ready(message.weights)
+        if message.checkpoint:
+            self.checkpointed(message.version, message.checkpoint)
+        if self.publishing == message.version:
+            self.publishing = None
+            self.cells.publish(message.weights)
+            self.finish_publication()
+
+    def finish_publication(self) -> None:
+        """To be called whenever a cell may have been the last one loading."""
+        if self.cells.publication_complete() and self.cells.weights is not None:
+            self.published(Version(self.cells.weights.version))
+
+    def checkpointed(self, version: Version, folder: str) -> None:
+        """A checkpoint is on disk: journal it, then remove the oldest beyond `keep`."""
+        self.checkpoint = (version, folder)
+        self.journal.append(CheckpointWritten(time.time(), version, folder))
+        for old in sorted(self.layout.checkpoints.glob("v*"))[: -self.keep]:
+            if old != Path(folder):
+                shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""What a run measures, as typed lines of `metrics.jsonl`; the report and the summary read nothing else.
+
+Times are seconds since the run's first start (`t`), on the controller's clock, continued over resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gyre_hpc.errors import CorruptRecord
+
+log = logging.getLogger(__name__)
+
+
+class Metric(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Base of all lines."""
+
+    t: float
+
+
+class RoleChange(Metric, tag="role"):
+    """The cell entered a role or a transition: rollout, leaving, joining, training, returning, starting, lost."""
+
+    cell: int
+    role: str
+
+
+class Water(Metric, tag="water"):
+    """The ledger: waterlevel w, running executions p-f, capacity C_R, running evaluations e, published version."""
+
+    waterlevel: int
+    running: int
+    capacity: int
+    evaluating: int
+    version: int
+
+
+class Busy(Metric, tag="busy"):
+    """Since the last line of this cell: seconds observed in a role, of which busy; `cause` names why not."""
+
+    cell: int
+    role: str
+    seconds: float
+    busy: float
+    cause: str
+
+
+class Join(Metric, tag="join"):
+    """A cell joined training of batch `batch`; `mid_batch` when the first micro-step was already claimed."""
+
+    cell: int
+    batch: int
+    mid_batch: bool
+
+
+class Switch(Metric, tag="switch"):
+    """A finished role switch with the seconds of its phases."""
+
+    cell: int
+    role: str
+    seconds: float
+    phases: dict[str, float]
+
+
+class Step(Metric, tag="step"):
+    """An optimizer step. `score` is the mean valid reward of the step's executions."""
+
+    version: int
+    score: float | None
+    groups: int
+    executions: int
+    micro_steps: int
+    tokens_trained: int
+    staleness: tuple[int, ...]
+    metrics: dict[str, float]
+    seconds: float
+
+
+class Burst(Metric, tag="burst"):
+    """The end of a burst; `version` is None when it was void."""
+
+    index: int
+    version: int | None
+
+
+class Ended(Metric, tag="ended"):
+    """An execution's final outcome and the gateway's account of it."""
+
+    execution: int
+    group: int | None
+    reason: str
+    score: float | None
+    wall_s: float
+    calls: int
+    calls_rerouted: int
+    calls_lost: int
+    tokens_sampled: int
+    tokens_recomputed: int
+    prompt_tokens: int
+    held_s: float
+
+
+class Evaluated(Metric, tag="evaluated"):
+    """A complete evaluation point; `score_se` over executions."""
+
+    version: int
+    score: float | None
+    score_se: float | None
+    executions: int
+    invalid: int
+
+
+class Fault(Metric, tag="fault"):
+    """A process died or a switch failed, and what was done."""
+
+    who: str
+    what: str
+
+
+AnyMetric = RoleChange | Water | Busy | Join | Switch | Step | Burst | Ended | Evaluated | Fault
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[AnyMetric] = msgspec.json.Decoder(AnyMetric)  # type: ignore[arg-type]
+
+
+class MetricsWriter:
+    """Appends lines; each is flushed when written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, metric: AnyMetric) -> None:
+        """A full disk costs the line, never the run: the journal is what must not be lost."""
+        try:
+            self._file.write(_encoder.encode(metric) + b"\n")
+        except OSError as error:
+            log.warning("metrics.jsonl: %s; the line is dropped", error)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[AnyMetric]:
+    """Lines in order; a torn last line (the writer died) is skipped, any other bad line raises CorruptRecord."""
+    if not path.exists():
+        return
+    size = os.path.getsize(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield _decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                if file.tell() == size and not line.endswith(b"\n"):
+                    return
+                raise CorruptRecord(f"{path}:{number}: {error}", fix="remove that line; only plots use it") from error

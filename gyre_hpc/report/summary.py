@@ -1,0 +1,112 @@
+"""`summary.json`: a run in numbers, computed from `metrics.jsonl` alone, so it can be made again at any time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import msgspec
+
+from gyre_hpc.report import metrics as m
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Scores are means over valid held-out executions; `score_se` is of the difference's later point.
+
+    `joins_mid_batch`: cells that joined after the batch's first claim. `calls_lost`: no client received the complete
+    answer and no continuation was accepted. `idle_share`: idle device time over device time, by role, then by cause
+    (`total` = all causes). Absent is None, never 0.
+    """
+
+    score_before: float | None
+    score_after: float | None
+    score_se: float | None
+    steps: int
+    bursts: int
+    role_switches: int
+    joins_mid_batch: int
+    executions: dict[str, int]
+    calls: int
+    calls_rerouted: int
+    calls_lost: int
+    tokens_trained: int
+    tokens_recomputed: int
+    staleness_mean: float | None
+    idle_share: dict[str, dict[str, float]]
+    wall_s: float
+    evaluations: tuple[m.Evaluated, ...] = ()
+    void_bursts: int = 0
+    faults: int = 0
+    tokens_sampled: int = 0
+    training_score: tuple[float | None, ...] = ()
+    switch_seconds: dict[str, float] = {}
+
+
+def idle_shares(lines: list[m.Busy]) -> dict[str, dict[str, float]]:
+    """Idle seconds by role and cause over all seconds of the role."""
+    seconds: dict[str, float] = defaultdict(float)
+    idle: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for line in lines:
+        seconds[line.role] += line.seconds
+        if line.cause:
+            idle[line.role][line.cause] += line.seconds - line.busy
+    shares = {}
+    for role, total in sorted(seconds.items()):
+        causes = {cause: lost / total for cause, lost in sorted(idle[role].items()) if total}
+        shares[role] = {"total": sum(causes.values()), **causes}
+    return shares
+
+
+def summarise(path: Path) -> Summary:
+    """The summary of a `metrics.jsonl`."""
+    lines = list(m.read_metrics(path))
+    ended = [line for line in lines if isinstance(line, m.Ended)]
+    steps = [line for line in lines if isinstance(line, m.Step)]
+    bursts = [line for line in lines if isinstance(line, m.Burst)]
+    points = [line for line in lines if isinstance(line, m.Evaluated)]
+    switches = [line for line in lines if isinstance(line, m.Switch)]
+    joins = [line for line in lines if isinstance(line, m.Join)]
+    stale = [staleness for line in steps for staleness in line.staleness]
+    first, last = (points[0], points[-1]) if len(points) > 1 else (points[0] if points else None, None)
+    return Summary(
+        score_before=first.score if first else None,
+        score_after=last.score if last else None,
+        score_se=last.score_se if last else None,
+        steps=len(steps),
+        bursts=sum(line.version is not None for line in bursts),
+        void_bursts=sum(line.version is None for line in bursts),
+        role_switches=_role_switches(lines),
+        joins_mid_batch=sum(line.mid_batch for line in joins),
+        executions=dict(Counter(line.reason for line in ended)),
+        calls=sum(line.calls for line in ended),
+        calls_rerouted=sum(line.calls_rerouted for line in ended),
+        calls_lost=sum(line.calls_lost for line in ended),
+        tokens_trained=sum(line.tokens_trained for line in steps),
+        tokens_recomputed=sum(line.tokens_recomputed for line in ended),
+        tokens_sampled=sum(line.tokens_sampled for line in ended),
+        staleness_mean=sum(stale) / len(stale) if stale else None,
+        idle_share=idle_shares([line for line in lines if isinstance(line, m.Busy)]),
+        wall_s=lines[-1].t if lines else 0.0,
+        evaluations=tuple(points),
+        faults=sum(isinstance(line, m.Fault) for line in lines),
+        training_score=tuple(line.score for line in steps),
+        switch_seconds=_mean_seconds(switches),
+    )
+
+
+def _role_switches(lines: list[m.AnyMetric]) -> int:
+    """Completed switches between rollout and training, both ways."""
+    role: dict[int, str] = {}
+    count = 0
+    for line in lines:
+        if isinstance(line, m.RoleChange) and line.role in ("rollout", "training"):
+            count += line.cell in role and role[line.cell] != line.role
+            role[line.cell] = line.role
+    return count
+
+
+def _mean_seconds(switches: list[m.Switch]) -> dict[str, float]:
+    by_role: dict[str, list[float]] = defaultdict(list)
+    for line in switches:
+        by_role[line.role].append(line.seconds)
+    return {f"to_{role}": sum(values) / len(values) for role, values in sorted(by_role.items())}
