@@ -41,7 +41,7 @@ class EngineRefused(GyreError):
     """The engine answered and said no; `status` is the HTTP status, `reason` names the field or state at fault."""
 
     def __init__(self, url: str, status: int, reason: str) -> None:
-        super().__init__(f"engine {url} refused ({status}): {reason}", fix="see the engine's log")
+        super().__init__(f"engine {url} refused ({status}): {reason}")
         self.status = status
         self.reason = reason
 

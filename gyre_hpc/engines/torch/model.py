@@ -42,15 +42,24 @@ class Qwen3:
 
     def __init__(self, shape: ModelShape, max_context: int) -> None:
         self.shape = shape
-        self._raw = {name: torch.zeros(size) for name, size in shape.tensor_shapes().items()}
-        for index in range(shape.num_hidden_layers):
-            self._fuse(index, "self_attn", ("q_proj", "k_proj", "v_proj"))
-            self._fuse(index, "mlp", ("gate_proj", "up_proj"))
         self._qk_eps = torch.tensor(math.sqrt(shape.head_dim * shape.rms_norm_eps))
         self._hidden_eps = torch.tensor(math.sqrt(shape.hidden_size * shape.rms_norm_eps))
         self._cos, self._sin = _rope_tables(shape, max_context)
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Take memory for the weights; they are zero until `load`."""
+        self._raw = {name: torch.zeros(size) for name, size in self.shape.tensor_shapes().items()}
         self._layers: list[_Layer] = []
         self._final_norm = torch.empty(0)
+        for index in range(self.shape.num_hidden_layers):
+            self._fuse(index, "self_attn", ("q_proj", "k_proj", "v_proj"))
+            self._fuse(index, "mlp", ("gate_proj", "up_proj"))
+
+    def free(self) -> None:
+        """Drop the weights' memory."""
+        self._raw.clear()
+        self._layers.clear()
 
     def _fuse(self, index: int, block: str, parts: tuple[str, ...]) -> None:
         """Make the named matrices row ranges of one."""

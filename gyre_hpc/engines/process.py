@@ -1,0 +1,125 @@
+"""The engine as a child process of whoever starts it (the cell leader): start, wait until healthy, poll, stop.
+
+The child dies with the thread that started it (PR_SET_PDEATHSIG), so start it from a thread that lives as long as the
+cell. Its output goes to the log file, whose end is quoted when it fails to start. Only this child is ever signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre_hpc.config import EngineConfig
+from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.records import Version
+
+POLL_S = 0.05
+"""Interval of looking for the child's port file."""
+STOP_GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+class EngineStartFailed(GyreError):
+    """The engine ended, or did not serve in time; the message quotes its log."""
+
+
+@dataclass
+class EngineProcess:
+    """One engine. `start` may be called again after the process has ended."""
+
+    config: EngineConfig
+    model_path: Path
+    version: Version
+    log_path: Path
+    max_context: int
+    seed: int = 0
+    host: str = "127.0.0.1"
+    _process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> str:
+        """Start, wait until it serves, return its base URL. Raises EngineStartFailed, ConfigError."""
+        if self.config.kind != "torch":
+            raise ConfigError(
+                f"engine.kind={self.config.kind} cannot be started", fix="set engine.kind=torch"
+            )
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="gyre-engine-") as folder, self.log_path.open("ab") as log:
+            port_file = Path(folder) / "port"
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(port_file), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                async with asyncio.timeout(self.config.start_timeout_s):
+                    while not port_file.is_file():
+                        self._raise_if_ended()
+                        await asyncio.sleep(POLL_S)
+            except BaseException as error:
+                await self.stop()
+                if isinstance(error, TimeoutError):
+                    raise self._failure(f"did not serve within {self.config.start_timeout_s:.0f} s") from None
+                raise
+            host, port = port_file.read_text().split()
+        return f"http://{host}:{port}"
+
+    def _command(self, port_file: Path) -> list[str]:
+        config = self.config
+        options = {
+            "--model": self.model_path,
+            "--host": self.host,
+            "--port-file": port_file,
+            "--page-tokens": config.page_tokens,
+            "--pool-tokens": config.pool_tokens,
+            "--capacity": config.capacity,
+            "--max-context": self.max_context,
+            "--threads": config.threads,
+            "--tokens-per-s": config.tokens_per_s,
+            "--seed": self.seed,
+            "--weight-version": self.version,
+            "--parent": os.getpid(),
+        }
+        flags = [text for name, value in options.items() for text in (name, str(value))]
+        return [sys.executable, "-m", "gyre_hpc.engines.torch.server", *flags]
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs (or was never started)."""
+        return self._process.returncode if self._process is not None else None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None if never started."""
+        return self._process.pid if self._process is not None else None
+
+    async def wait(self) -> int:
+        """Exit code, once it has ended."""
+        if self._process is None:
+            raise EngineStartFailed("engine was never started", fix="call start first")
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it: SIGTERM, then SIGKILL after a grace. Nothing if it has ended."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+    def _raise_if_ended(self) -> None:
+        code = self.poll()
+        if code is not None:
+            raise self._failure(f"ended with code {code}")
+
+    def _failure(self, what: str) -> EngineStartFailed:
+        tail = self.log_path.read_text(errors="replace")[-2000:]
+        return EngineStartFailed(
+            f"engine of {self.model_path} {what}; end of {self.log_path}:\n{tail}", fix="see the log"
+        )
