@@ -99,10 +99,16 @@ def _bench(arguments: list[str]) -> None:
 
 
 VERBS = {
-    "train": Verb(_train, "train a policy with elastic cells (a Hydra application)", "gyre train experiment=quickstart"),
-    "shards": Verb(_shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"),
+    "train": Verb(
+        _train, "train a policy with elastic cells (a Hydra application)", "gyre train experiment=quickstart"
+    ),
+    "shards": Verb(
+        _shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"
+    ),
     "report": Verb(_report, "write report.html and summary.json of a run", "gyre report runs/quickstart-1"),
-    "warmstart": Verb(_warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"),
+    "warmstart": Verb(
+        _warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"
+    ),
     "bench": Verb(_bench, "measure one part against a baseline in the same run", "gyre bench tree"),
 }
 
@@ -110,7 +116,9 @@ VERBS = {
 def usage() -> str:
     """What `gyre --help` prints."""
     width = max(map(len, VERBS))
-    rows = [f"  {name:<{width}}  {verb.help}\n  {'':<{width}}  {verb.example}" for name, verb in VERBS.items()]
+    rows = [
+        f"  {name:<{width}}  {verb.help}\n  {'':<{width}}  {verb.example}" for name, verb in VERBS.items()
+    ]
     return "usage: gyre VERB ...  (gyre VERB --help tells more)\n\n" + "\n".join(rows) + "\n"
 
 

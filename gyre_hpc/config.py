@@ -7,7 +7,7 @@ A process of a run reads the resolved `RUN/config.yaml` with `load_run_config`.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -299,17 +299,25 @@ class RunConfig:
 
 def structured() -> DictConfig:
     """The schema as an OmegaConf structured config."""
-    return OmegaConf.structured(RunConfig)
+    schema = OmegaConf.structured(RunConfig)
+    assert isinstance(schema, DictConfig)
+    return schema
 
 
 def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for item in fields(schema):
         keys.append(prefix + item.name)
-        factory = item.default_factory
-        if isinstance(factory, type) and is_dataclass(factory):
-            keys += _known_keys(factory, f"{prefix}{item.name}.")
+        section = section_type(item)
+        if section is not None:
+            keys += _known_keys(section, f"{prefix}{item.name}.")
     return keys
+
+
+def section_type(item: Field[Any]) -> type[Any] | None:
+    """The dataclass of a field that is a section of its own, else None."""
+    factory: Any = item.default_factory
+    return factory if isinstance(factory, type) and is_dataclass(factory) else None
 
 
 def nearest_key(key: str) -> str:
@@ -394,7 +402,9 @@ def validate(run: RunConfig) -> None:
 def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)
-        raise ConfigError(f"{key}={value} is not one of {', '.join(allowed)}", fix=f"did you mean {key}={close[0]}?")
+        raise ConfigError(
+            f"{key}={value} is not one of {', '.join(allowed)}", fix=f"did you mean {key}={close[0]}?"
+        )
 
 
 def load_run_config(run_dir: Path) -> RunConfig:

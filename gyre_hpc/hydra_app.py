@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,25 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gyre_hpc import config as schema
-from gyre_hpc.config import RunConfig, nearest_key, to_run_config
+from gyre_hpc.config import RunConfig, nearest_key, section_type, to_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
 
 GROUPS = (
-    "model engine trainer objective schedule cluster transport gateway harness tasks experiment"
-).split()
+    "model",
+    "engine",
+    "trainer",
+    "objective",
+    "schedule",
+    "cluster",
+    "transport",
+    "gateway",
+    "harness",
+    "tasks",
+    "experiment",
+)
 
 
 def conf_dir() -> Path:
@@ -56,13 +65,17 @@ def compose(overrides: list[str]) -> RunConfig:
 def _own_keys(composed: DictConfig) -> DictConfig:
     plain = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(plain, dict)
-    return OmegaConf.create({key: value for key, value in plain.items() if key not in ("hydra", "experiment")})
+    return OmegaConf.create(
+        {key: value for key, value in plain.items() if key not in ("hydra", "experiment")}
+    )
 
 
 def _named(error: Exception, overrides: list[str]) -> ConfigError:
     """The error in words that name the override at fault."""
     lines = [line.strip() for line in f"{error}\n{error.__cause__ or ''}".splitlines() if line.strip()]
-    text = "; ".join(dict.fromkeys(line for line in lines if not line.startswith(("full_key", "object_type", "To append"))))
+    text = "; ".join(
+        dict.fromkeys(line for line in lines if not line.startswith(("full_key", "object_type", "To append")))
+    )
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key in GROUPS and "Could not find" in str(error) and f"{key}/{value}" in str(error):
@@ -99,7 +112,11 @@ def field_docs(section: type[Any]) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
     for item, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(following, ast.Expr):
+        if (
+            isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and isinstance(following, ast.Expr)
+        ):
             value = following.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 docs[item.target.id] = " ".join(value.value.split())
@@ -110,12 +127,12 @@ def reference(section: type[Any] = RunConfig, prefix: str = "") -> list[tuple[st
     """(key, default, meaning) of every key, sections expanded."""
     docs, rows = field_docs(section), []
     for item in fields(section):
-        factory = item.default_factory
-        if isinstance(factory, type) and is_dataclass(factory):
-            rows += reference(factory, f"{prefix}{item.name}.")
+        inner = section_type(item)
+        if inner is not None:
+            rows += reference(inner, f"{prefix}{item.name}.")
             continue
-        default = factory() if callable(factory) else item.default
-        shown = "required" if default == schema.MISSING else repr(default)
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        shown = "required" if default == MISSING else repr(default)
         rows.append((prefix + item.name, shown, docs.get(item.name, "")))
     return rows
 

@@ -27,6 +27,8 @@ from gyre_hpc.transport.messages import (
     WorkReady,
 )
 
+INITIAL = Version(0)
+
 
 @dataclass(frozen=True)
 class BatchHooks:
@@ -48,7 +50,7 @@ class BatchRunner:
     hooks: BatchHooks
     ledger: ClaimsLedger | None = None
     core: CellId | None = None
-    version: Version = Version(0)
+    version: Version = INITIAL
     snapshot: Manifest | None = None
     executions: int = 0
     participants: set[CellId] = field(default_factory=set)

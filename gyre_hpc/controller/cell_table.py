@@ -79,6 +79,8 @@ TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
     }
 )
 
+NOTHING_LOADED = Version(-1)
+
 
 @dataclass
 class Cell:
@@ -89,7 +91,7 @@ class Cell:
     phase: Phase = Phase.STARTING
     since: float = 0.0
     address: str = ""
-    version: Version = Version(-1)
+    version: Version = NOTHING_LOADED
     known: bool = True
     announced: bool = False
     """Whether the schedule has been told that this incarnation exists."""
@@ -184,7 +186,9 @@ class CellTable:
         self.move(cell, Phase.LEAVING)
         self.hooks.gateway(Unroute(id, self.drain_s, "role switch"))
 
-    def unrouted(self, id: CellId, core: bool, batch: int, snapshot: Manifest | None, version: Version) -> None:
+    def unrouted(
+        self, id: CellId, core: bool, batch: int, snapshot: Manifest | None, version: Version
+    ) -> None:
         """No call of ours is on the cell any more."""
         cell = self.cells[id]
         if cell.phase is Phase.LEAVING:
@@ -244,7 +248,9 @@ class CellTable:
             self.move(cell, Phase.DOWN)
             self.hooks.gateway(Unroute(id, 0.0, cause, gone=True))
             self.hooks.feed(CellUnroutable(id, cause))
-        elif cell.phase in (Phase.LOADING, Phase.RETURNING) and cell.announced and cell.phase is Phase.LOADING:
+        elif (
+            cell.phase in (Phase.LOADING, Phase.RETURNING) and cell.announced and cell.phase is Phase.LOADING
+        ):
             self.move(cell, Phase.DOWN)
 
     def engine_answers(self, id: CellId) -> None:

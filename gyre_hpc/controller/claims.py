@@ -66,7 +66,9 @@ class ClaimsLedger:
     def done(self, cell: CellId, name: str) -> None:
         """`cell` has accumulated the micro-step. Raises ProtocolViolation if it does not hold the claim."""
         if self._claimed.get(name) != cell:
-            raise ProtocolViolation(f"cell {cell} reports micro-step {name} of batch {self.batch} without a claim")
+            raise ProtocolViolation(
+                f"cell {cell} reports micro-step {name} of batch {self.batch} without a claim"
+            )
         del self._claimed[name]
         self._done.setdefault(cell, []).append(name)
 

@@ -9,6 +9,7 @@ into `feed`. No step of them blocks. What a person sees is `observer.py`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -153,10 +154,8 @@ class Controller:
 
     async def _serve(self) -> None:
         while self._stop_reason is None and not self._interrupted:
-            try:
+            with contextlib.suppress(TimeoutError):
                 self._note(await asyncio.wait_for(self.peers.inbox.get(), TICK_S))
-            except TimeoutError:
-                pass
             while not self.peers.inbox.empty():
                 self._note(self.peers.inbox.get_nowait())
             await self._restart_the_dead()
@@ -345,9 +344,9 @@ class Controller:
     def _offer_weights(self) -> None:
         """Engines load once weights exist, all services are up and what a resume waits for has been processed."""
         available = self.weights.available
-        if set(SERVICES) <= self._services and available is not None and not self._reprocess:
-            if self.cells.weights is None:
-                self.cells.weights_available(available)
+        ready = set(SERVICES) <= self._services and not self._reprocess
+        if ready and available is not None and self.cells.weights is None:
+            self.cells.weights_available(available)
 
     # ---- peers --------------------------------------------------------------------------------------------------
 
@@ -538,6 +537,8 @@ class Controller:
         self.journal.append(Outcome(time.time(), outcome))
         self.observer.ended(execution)
         self.peers.send(PeerKind.PROCESSOR, 0, outcome)
+        if execution.group is not None and self.config.schedule.oversample:
+            self.feed(p.Outcome(execution.id, outcome.assessment is not None))
         if execution.evaluation:
             point = self.evaluations.outcome(execution.id, outcome.assessment)
             if point.complete:
@@ -564,7 +565,12 @@ class Controller:
         for execution in self.executions.unfinished():
             if execution.terminated:
                 execution.closed = msg.ExecutionClosed(
-                    execution.id, execution.attempt, ClosingReason.COMPLETED, 0.0, None, "closed before the resume"
+                    execution.id,
+                    execution.attempt,
+                    ClosingReason.COMPLETED,
+                    0.0,
+                    None,
+                    "closed before the resume",
                 )
                 self.executions.assess_again(execution)
 
@@ -597,7 +603,9 @@ class Controller:
                     elif isinstance(inbound, Exited):
                         return
         except TimeoutError:
-            self.observer.fault("core", f"no checkpoint of version {version} within {CHECKPOINT_GRACE_S:.0f} s")
+            self.observer.fault(
+                "core", f"no checkpoint of version {version} within {CHECKPOINT_GRACE_S:.0f} s"
+            )
 
     # ---- small things -------------------------------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ class Evaluations:
 
     def launched(self, id: ExecutionId, version: Version) -> int:
         """Bind an execution to the open point of `version`; returns its position there."""
-        point = next(item for item in self.points if item.version == version and len(item.members) < item.size)
+        point = next(
+            item for item in self.points if item.version == version and len(item.members) < item.size
+        )
         point.members.append(id)
         self._of[id] = point
         return len(point.members) - 1

@@ -148,7 +148,9 @@ class ExecutionTable:
         """The gateway's address is gone: harnesses cannot reach it any more."""
         for execution in self.unfinished():
             if execution.closed is None:
-                self.hooks.runner(CancelExecution(execution.id, execution.attempt, ClosingReason.INFRASTRUCTURE))
+                self.hooks.runner(
+                    CancelExecution(execution.id, execution.attempt, ClosingReason.INFRASTRUCTURE)
+                )
                 self.repeat(execution, "the gateway died")
             elif execution.sealed is None:
                 self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
@@ -230,7 +232,9 @@ class ExecutionTable:
             return
         self._finish(execution, reason, execution.closed.wall_s, incomplete=execution.sealed.incomplete)
 
-    def _finish(self, execution: Execution, reason: ClosingReason, wall_s: float, *, incomplete: bool) -> None:
+    def _finish(
+        self, execution: Execution, reason: ClosingReason, wall_s: float, *, incomplete: bool
+    ) -> None:
         kept = reason in SCORED_REASONS and not incomplete
         execution.outcome = ExecutionOutcome(
             execution=execution.id,

@@ -31,14 +31,14 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
     at: float
 
 
-class Happened(Entry):
+class Happened(Entry, frozen=True):
     """An event fed to the schedule, with the decisions it gave."""
 
     event: AnyEvent
     decisions: tuple[AnyDecision, ...]
 
 
-class AttemptOpened(Entry):
+class AttemptOpened(Entry, frozen=True):
     """An execution was given to gateway and runner."""
 
     execution: ExecutionId
@@ -47,19 +47,19 @@ class AttemptOpened(Entry):
     query: str
 
 
-class Sealed(Entry):
+class Sealed(Entry, frozen=True):
     """The gateway's account of a closed attempt."""
 
     sealed: ExecutionSealed
 
 
-class Outcome(Entry):
+class Outcome(Entry, frozen=True):
     """The final word on an execution: never counted twice, never lost."""
 
     outcome: ExecutionOutcome
 
 
-class StepTaken(Entry):
+class StepTaken(Entry, frozen=True):
     """Everything needed to replay a step: contributions in order, each with its micro-steps in order."""
 
     batch: int
@@ -71,14 +71,14 @@ class StepTaken(Entry):
     tokens_trained: int
 
 
-class CheckpointWritten(Entry):
+class CheckpointWritten(Entry, frozen=True):
     """A checkpoint is complete on disk."""
 
     version: Version
     folder: str
 
 
-class Resumed(Entry):
+class Resumed(Entry, frozen=True):
     """A controller of a later epoch goes on from here."""
 
     epoch: int
@@ -86,7 +86,7 @@ class Resumed(Entry):
 
 AnyEntry = Happened | AttemptOpened | Sealed | Outcome | StepTaken | CheckpointWritten | Resumed
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)  # type: ignore[arg-type]
+_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
 
 
 class Journal:
@@ -110,7 +110,8 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._descriptor, self._end)
             raise StorageFull(
-                f"{self.path}: {error.strerror}", fix="free space, then: gyre train resume=" + str(self.path.parent.parent)
+                f"{self.path}: {error.strerror}",
+                fix="free space, then: gyre train resume=" + str(self.path.parent.parent),
             ) from error
         self._end += len(frame)
         self._dirty = True

@@ -41,7 +41,13 @@ class Observer:
     def batch_opened(self) -> None:
         self._step_started = time.monotonic()
 
-    def step(self, message: BatchCommitted, groups: list[GroupProcessed], staleness: tuple[int, ...], batch: BatchRunner) -> None:
+    def step(
+        self,
+        message: BatchCommitted,
+        groups: list[GroupProcessed],
+        staleness: tuple[int, ...],
+        batch: BatchRunner,
+    ) -> None:
         """The optimizer has stepped."""
         rewards = [reward for group in groups for reward in group.rewards]
         assert batch.ledger is not None
@@ -96,7 +102,9 @@ class Observer:
         self.writer.write(m.Join(self.now(), cell, batch, mid_batch))
 
     def switched(self, cell: Cell, message: CellSwitched) -> None:
-        self.writer.write(m.Switch(self.now(), cell.id, message.role, self.now() - cell.since, message.phases))
+        self.writer.write(
+            m.Switch(self.now(), cell.id, message.role, self.now() - cell.since, message.phases)
+        )
 
     def moved(self, cell: Cell, previous: Phase) -> None:
         log.info("cell-%d: %s -> %s", cell.id, previous, cell.phase)
@@ -108,7 +116,12 @@ class Observer:
         self.progress.fault(who, what)
 
     def sample(
-        self, cells: Iterable[Cell], batch: BatchRunner, state: State, running_calls: dict[int, int], publishing: bool
+        self,
+        cells: Iterable[Cell],
+        batch: BatchRunner,
+        state: State,
+        running_calls: dict[int, int],
+        publishing: bool,
     ) -> None:
         """Attribute the time since the last sample to each cell's role and cause."""
         now = time.monotonic()

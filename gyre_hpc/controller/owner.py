@@ -18,7 +18,17 @@ import psutil
 from gyre_hpc.errors import CorruptRecord, RunOwned
 
 TERMINAL_STATES = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    }
 )
 
 
@@ -68,7 +78,8 @@ def read_owner(run: Path) -> Owner | None:
         return msgspec.json.decode(path.read_bytes(), type=Owner)
     except msgspec.MsgspecError as error:
         raise CorruptRecord(
-            f"{path}: not an owner record ({error})", fix="if no controller of this run is alive, remove the file"
+            f"{path}: not an owner record ({error})",
+            fix="if no controller of this run is alive, remove the file",
         ) from error
 
 
@@ -88,7 +99,9 @@ def acquire(run: Path, *, force: bool = False) -> Owner:
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
-        raise RunOwned(f"{path}: another controller has just taken this run", fix="leave it to that one") from None
+        raise RunOwned(
+            f"{path}: another controller has just taken this run", fix="leave it to that one"
+        ) from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(owner))
         file.flush()
@@ -107,7 +120,9 @@ def _why_alive(owner: Owner) -> str:
         return "" if _process_gone(owner) else "that process is alive"
     if owner.job:
         state = slurm_state(owner.job)
-        return "" if state in TERMINAL_STATES else f"Slurm job {owner.job} is {state or 'in an unknown state'}"
+        return (
+            "" if state in TERMINAL_STATES else f"Slurm job {owner.job} is {state or 'in an unknown state'}"
+        )
     return "it runs on another host and cannot be checked from here"
 
 
@@ -115,14 +130,17 @@ def _process_gone(owner: Owner) -> bool:
     if owner.boot_id and owner.boot_id != _boot_id():
         return True
     try:
-        return abs(psutil.Process(owner.pid).create_time() - owner.process_start) > 1.0
+        return bool(abs(psutil.Process(owner.pid).create_time() - owner.process_start) > 1.0)
     except psutil.NoSuchProcess:
         return True
 
 
 def slurm_state(job: str) -> str:
     """State of a Slurm job from squeue, else sacct; "" when neither knows (which proves nothing)."""
-    for command in (["squeue", "-h", "-j", job, "-o", "%T"], ["sacct", "-n", "-X", "-j", job, "-o", "State%20"]):
+    for command in (
+        ["squeue", "-h", "-j", job, "-o", "%T"],
+        ["sacct", "-n", "-X", "-j", job, "-o", "State%20"],
+    ):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         except (FileNotFoundError, subprocess.TimeoutExpired):

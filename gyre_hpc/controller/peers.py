@@ -13,6 +13,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,7 +97,9 @@ Inbound = Said | Connected | Exited | Suspected
 class Peers:
     """All peers of one controller."""
 
-    def __init__(self, run: Path, cluster: ClusterConfig, launcher: Launcher, server: LinkServer, epoch: int) -> None:
+    def __init__(
+        self, run: Path, cluster: ClusterConfig, launcher: Launcher, server: LinkServer, epoch: int
+    ) -> None:
         self._layout = RunLayout(run)
         self._cluster = cluster
         self._launcher = launcher
@@ -181,7 +184,9 @@ class Peers:
         late = silent_s > self._cluster.suspect_after_s
         if late != peer.suspect:
             peer.suspect = late
-            log.warning("%s is %s (silent for %.1f s)", peer.name, "SUSPECT" if late else "alive again", silent_s)
+            log.warning(
+                "%s is %s (silent for %.1f s)", peer.name, "SUSPECT" if late else "alive again", silent_s
+            )
             self.inbox.put_nowait(Suspected(peer.id, recovered=not late))
         if silent_s > self._cluster.suspect_after_s + self._cluster.lost_after_s and peer.handle is not None:
             log.error("%s is LOST: silent for %.1f s; ending its process", peer.name, silent_s)
@@ -189,7 +194,9 @@ class Peers:
 
     async def shut_down(self, reason: str, grace_s: float) -> None:
         """Ask all peers to end; terminate those that do not within `grace_s`."""
-        alive = [peer for peer in self.peers.values() if peer.handle is not None and peer.handle.poll() is None]
+        alive = [
+            peer for peer in self.peers.values() if peer.handle is not None and peer.handle.poll() is None
+        ]
         for peer in alive:
             if peer.link is not None:
                 peer.link.send(Shutdown(reason))
@@ -237,7 +244,7 @@ class Peers:
             peer.link, peer.dead = None, True
             self.inbox.put_nowait(Exited(peer.id, launch, code))
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -62,7 +62,9 @@ def train(config: RunConfig) -> RunLayout:
     if config.resume:
         layout = RunLayout(Path(config.resume).absolute())
         if not layout.config.is_file():
-            raise MissingInput(f"{layout.config}: no such file", fix="resume=RUN names a folder made by gyre train")
+            raise MissingInput(
+                f"{layout.config}: no such file", fix="resume=RUN names a folder made by gyre train"
+            )
         force = config.resume_force
         config = load_run_config(layout.root)
     else:

@@ -23,14 +23,14 @@ class Metric(msgspec.Struct, frozen=True, tag_field="kind"):
     t: float
 
 
-class RoleChange(Metric, tag="role"):
+class RoleChange(Metric, tag="role", frozen=True):
     """The cell entered a role or a transition: rollout, leaving, joining, training, returning, starting, lost."""
 
     cell: int
     role: str
 
 
-class Water(Metric, tag="water"):
+class Water(Metric, tag="water", frozen=True):
     """The ledger: waterlevel w, running executions p-f, capacity C_R, running evaluations e, published version."""
 
     waterlevel: int
@@ -40,7 +40,7 @@ class Water(Metric, tag="water"):
     version: int
 
 
-class Busy(Metric, tag="busy"):
+class Busy(Metric, tag="busy", frozen=True):
     """Since the last line of this cell: seconds observed in a role, of which busy; `cause` names why not."""
 
     cell: int
@@ -50,7 +50,7 @@ class Busy(Metric, tag="busy"):
     cause: str
 
 
-class Join(Metric, tag="join"):
+class Join(Metric, tag="join", frozen=True):
     """A cell joined training of batch `batch`; `mid_batch` when the first micro-step was already claimed."""
 
     cell: int
@@ -58,7 +58,7 @@ class Join(Metric, tag="join"):
     mid_batch: bool
 
 
-class Switch(Metric, tag="switch"):
+class Switch(Metric, tag="switch", frozen=True):
     """A finished role switch with the seconds of its phases."""
 
     cell: int
@@ -67,7 +67,7 @@ class Switch(Metric, tag="switch"):
     phases: dict[str, float]
 
 
-class Step(Metric, tag="step"):
+class Step(Metric, tag="step", frozen=True):
     """An optimizer step. `score` is the mean valid reward of the step's executions."""
 
     version: int
@@ -81,14 +81,14 @@ class Step(Metric, tag="step"):
     seconds: float
 
 
-class Burst(Metric, tag="burst"):
+class Burst(Metric, tag="burst", frozen=True):
     """The end of a burst; `version` is None when it was void."""
 
     index: int
     version: int | None
 
 
-class Ended(Metric, tag="ended"):
+class Ended(Metric, tag="ended", frozen=True):
     """An execution's final outcome and the gateway's account of it."""
 
     execution: int
@@ -105,7 +105,7 @@ class Ended(Metric, tag="ended"):
     held_s: float
 
 
-class Evaluated(Metric, tag="evaluated"):
+class Evaluated(Metric, tag="evaluated", frozen=True):
     """A complete evaluation point; `score_se` over executions."""
 
     version: int
@@ -115,7 +115,7 @@ class Evaluated(Metric, tag="evaluated"):
     invalid: int
 
 
-class Fault(Metric, tag="fault"):
+class Fault(Metric, tag="fault", frozen=True):
     """A process died or a switch failed, and what was done."""
 
     who: str
@@ -124,7 +124,7 @@ class Fault(Metric, tag="fault"):
 
 AnyMetric = RoleChange | Water | Busy | Join | Switch | Step | Burst | Ended | Evaluated | Fault
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[AnyMetric] = msgspec.json.Decoder(AnyMetric)  # type: ignore[arg-type]
+_decoder: msgspec.json.Decoder[AnyMetric] = msgspec.json.Decoder(AnyMetric)
 
 
 class MetricsWriter:
@@ -156,4 +156,6 @@ def read_metrics(path: Path) -> Iterator[AnyMetric]:
             except msgspec.MsgspecError as error:
                 if file.tell() == size and not line.endswith(b"\n"):
                     return
-                raise CorruptRecord(f"{path}:{number}: {error}", fix="remove that line; only plots use it") from error
+                raise CorruptRecord(
+                    f"{path}:{number}: {error}", fix="remove that line; only plots use it"
+                ) from error

@@ -445,6 +445,14 @@ class BatchCommitted(Message, frozen=True):
     metrics: dict[str, float]
 
 
+class CommitFailed(Message, frozen=True):
+    """The contribution of `cell` could not be pulled; nothing was added, the core's own gradient stands."""
+
+    batch: int
+    cell: CellId
+    reason: str
+
+
 class WeightsPublished(Message, frozen=True):
     """`weights` is the region satellites and engines pull; `checkpoint` is a folder or "" if none was asked."""
 
@@ -480,6 +488,7 @@ FromPeer = (
     | MicroStepDone
     | Contribution
     | BatchCommitted
+    | CommitFailed
     | WeightsPublished
     | TrainerRestored
 )
