@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from renderers import create_renderer
 from renderers.base import ToolCallParseStatus
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
 from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.records import Int32
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
+Ids = Sequence[int] | Int32
 
 TAIL_BRIDGE = frozenset({"qwen3"})
 """Renderers whose bridge reads only the prompt behind its last turn close: they get that tail, not a long history."""
@@ -99,7 +102,7 @@ class Rendering:
         self.tokenizer = load_tokenizer(Path(model_dir))
         self._renderer = _create(self.tokenizer, renderer, thinking)
         self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
-        self._tail_only = renderer in TAIL_BRIDGE
+        self.tail_only = renderer in TAIL_BRIDGE
         self._probe_ids = self._ids([_PROBE], None, generation=False)
         self._generation = self._ids([_PROBE], None, generation=True)[len(self._probe_ids) :]
         self.inline_system = self._takes_inline_system()
@@ -136,24 +139,24 @@ class Rendering:
 
     def bridge(
         self,
-        previous_prompt: Sequence[int],
+        previous_prompt: Ids,
         previous_output: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
     ) -> list[int] | None:
         """Prompt of the next turn in recorded ids, or None when it must be rendered afresh."""
         tail = self.extend(previous_prompt, previous_output, new_messages, tools)
-        return None if tail is None else [*previous_prompt, *tail]
+        return None if tail is None else [*np.asarray(previous_prompt).tolist(), *tail]
 
     def extend(
         self,
-        previous_prompt: Sequence[int],
+        previous_prompt: Ids,
         previous_output: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
     ) -> list[int] | None:
         """What `bridge` appends to `previous_prompt`: the trimmed output and the delta."""
-        known = self._tail(previous_prompt) if self._tail_only else list(previous_prompt)
+        known = self._tail(previous_prompt) if self.tail_only else np.asarray(previous_prompt).tolist()
         bridged = self._renderer.bridge_to_next_turn(
             known,
             list(previous_output),
@@ -162,12 +165,12 @@ class Rendering:
         )
         return None if bridged is None else list(bridged.token_ids[len(known) :])
 
-    def _tail(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt behind its last turn close (all of it when there is none)."""
-        for index in range(len(prompt) - 1, -1, -1):
-            if prompt[index] in self.stop_ids:
-                return [int(token) for token in prompt[index:]]
-        return [int(token) for token in prompt]
+    def _tail(self, prompt: Ids) -> list[int]:
+        """The prompt from its last turn close on (all of it when there is none)."""
+        index = len(prompt) - 1
+        while index > 0 and prompt[index] not in self.stop_ids:
+            index -= 1
+        return [int(token) for token in prompt[max(index, 0) :]]
 
     def turn(self, message: Message) -> list[int] | None:
         """Ids of an assistant turn that was not sampled here, as an output behind a generation prompt.

@@ -1,0 +1,349 @@
+"""The call log: every model call of a gateway process, on disk before any of its answers leaves.
+
+`CallLog` appends (one `write` per frame, no buffering in this process) and groups fsyncs, so what a killed process had
+appended survives it and what a lost host had appended survives up to `fsync_s`. When space runs out frames wait in
+memory, `check` raises StorageFull, no answer leaves, and writing goes on as soon as there is room: nothing is lost.
+`CallLogReader` tails one log and gives each call once, when its fate is known: delivered complete, echoed later, or its
+execution sealed. `read_call_log` reads a whole log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gyre_hpc.errors import CorruptRecord, StorageFull
+from gyre_hpc.gateway.frames import (
+    FORMAT,
+    MAGIC,
+    CallAccepted,
+    CallDelivered,
+    CallFinished,
+    CallOpened,
+    AttemptSealed,
+    Frame,
+    LogOpened,
+    TokensReceived,
+    decode_float32,
+    decode_frames,
+    decode_int32,
+    encode_frame,
+)
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, Float32, Int32, LeafRole
+
+log = logging.getLogger(__name__)
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+READ_BYTES = 64 << 20
+"""Most bytes taken from a log at once."""
+RETRY_S = 1.0
+"""Seconds between two attempts to write when the disk is full."""
+
+
+def call_log_path(layout: RunLayout, launch: int) -> Path:
+    """The log of the gateway process that was launched as incarnation `launch`."""
+    return layout.calls / f"gateway-{launch:06d}.log"
+
+
+def call_logs(layout: RunLayout) -> list[Path]:
+    """All logs of a run, oldest process first."""
+    return sorted(layout.calls.glob("gateway-*.log"))
+
+
+class CallLog:
+    """The writer. One per file; opening an existing file cuts its torn tail off and goes on behind it."""
+
+    def __init__(
+        self, path: Path, incarnation: int, *, write: Callable[[int, bytes], int] = os.write
+    ) -> None:
+        self.path = path
+        self._write = write
+        self._pending = bytearray()
+        self._written = asyncio.Event()
+        self._written.set()
+        self._synced = True
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = _end_of_good_frames(path)
+        os.ftruncate(self._handle, size)
+        os.lseek(self._handle, size, os.SEEK_SET)
+        if size == 0:
+            self._pending += MAGIC
+        self.append(LogOpened(FORMAT, incarnation, os.getpid(), time.time()))
+
+    def append(self, frame: Frame) -> None:
+        """Write a frame; on a full disk it waits in memory and `check` raises."""
+        self._pending += encode_frame(frame)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._pending:
+                count = self._write(self._handle, bytes(self._pending))
+                del self._pending[:count]
+                self._synced = False
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            if self._written.is_set():
+                log.error("%s", self._full_error())
+            self._written.clear()
+            return
+        self._written.set()
+
+    def _full_error(self) -> StorageFull:
+        return StorageFull(
+            f"{self.path}: no space left for the call log ({len(self._pending)} bytes wait in memory; calls are refused)",
+            fix="free space or raise the quota: the gateway goes on by itself",
+        )
+
+    def check(self) -> None:
+        """Raises StorageFull while frames wait for room."""
+        if self._pending:
+            self._flush()
+        if self._pending:
+            raise self._full_error()
+
+    async def written(self) -> None:
+        """Returns once all frames are in the file: an answer leaves behind this."""
+        await self._written.wait()
+
+    async def sync(self) -> None:
+        """Make everything written durable."""
+        await self.written()
+        if not self._synced:
+            self._synced = True
+            await asyncio.to_thread(os.fsync, self._handle)
+
+    async def keep_synced(self, fsync_s: float) -> None:
+        """Group fsync, for ever; also retries what a full disk refused."""
+        while True:
+            await asyncio.sleep(fsync_s if self._written.is_set() else RETRY_S)
+            self._flush()
+            if self._written.is_set():
+                await self.sync()
+
+    def close(self) -> None:
+        """Write what is left, make it durable, close. Raises StorageFull."""
+        self.check()
+        os.fsync(self._handle)
+        os.close(self._handle)
+
+
+def _end_of_good_frames(path: Path) -> int:
+    """Bytes up to the torn tail. Raises CorruptRecord."""
+    size = path.stat().st_size
+    if size < len(MAGIC):
+        return 0
+    at = len(MAGIC)
+    with path.open("rb") as file:
+        _check_magic(path, file.read(len(MAGIC)))
+        while chunk := _read(file.fileno(), at, READ_BYTES, size):
+            before = at
+            for _, used in decode_frames(chunk, path, before, final=before + len(chunk) == size):
+                at = before + used
+            if at == before:
+                break
+    return at
+
+
+def _check_magic(path: Path, magic: bytes) -> None:
+    if magic != MAGIC:
+        raise CorruptRecord(
+            f"{path}: not a call log (byte 0)", fix="move the file out of the run's calls folder"
+        )
+
+
+def _read(handle: int, at: int, count: int, size: int) -> bytes:
+    """Up to `count` bytes at `at`, enlarged until a whole frame fits."""
+    data = os.pread(handle, count, at)
+    if len(data) == count:
+        need = int.from_bytes(data[:4], "little") + 12
+        if need > count and need <= size - at:
+            data = os.pread(handle, need, at)
+    return data
+
+
+@dataclass
+class LoggedCall:
+    """A call as far as its frames tell."""
+
+    opened: CallOpened
+    base: LoggedCall | None
+    delta: Int32
+    ids: list[Int32] = field(default_factory=list)
+    logprobs: list[Float32] = field(default_factory=list)
+    versions: list[Int32] = field(default_factory=list)
+    finished: CallFinished | None = None
+    delivery: Delivery = Delivery.NONE
+    accepted: bool = False
+    given: bool = False
+
+    @property
+    def length(self) -> int:
+        """Prompt tokens."""
+        return self.opened.shared + len(self.delta)
+
+    def prompt(self) -> Int32:
+        """Prompt ids, shape [P], put together from the calls it builds on."""
+        parts, node, shared = [self.delta], self, self.opened.shared
+        while node.base is not None and shared > 0:
+            node = node.base
+            if shared > node.length:
+                parts.append(np.concatenate(node.ids)[: shared - node.length])
+                shared = node.length
+            if shared > node.opened.shared:
+                parts.append(node.delta[: shared - node.opened.shared])
+                shared = node.opened.shared
+        return np.concatenate(parts[::-1])
+
+    def output(self) -> Int32:
+        """Output ids so far, shape [T]."""
+        return self._cut(np.concatenate([*self.ids, np.zeros(0, np.int32)]))
+
+    def _cut(self, values: Int32) -> Int32:
+        return values if self.finished is None else values[: self.finished.tokens]
+
+    def record(self) -> CallRecord:
+        """The record handed to trajectories. An unfinished call reads as aborted."""
+        opened, finished = self.opened, self.finished
+        ids = self.output()
+        count = len(ids)
+        return CallRecord(
+            call=opened.call,
+            execution=ExecutionId(opened.execution),
+            attempt=opened.attempt,
+            ordinal=opened.ordinal,
+            prompt_ids=self.prompt(),
+            output_ids=ids,
+            logprobs=np.concatenate([*self.logprobs, np.zeros(0, np.float32)])[:count],
+            versions=np.concatenate([*self.versions, np.zeros(0, np.int32)])[:count],
+            finish=FinishReason(finished.finish) if finished else FinishReason.ABORT,
+            delivery=self.delivery,
+            accepted=self.accepted or self.delivery is Delivery.COMPLETE,
+            constrained=opened.constrained,
+            role_hint=LeafRole(opened.role_hint),
+            started=opened.started,
+            finished=finished.finished if finished else opened.started,
+            held_s=finished.held_s if finished else 0.0,
+            recomputed_tokens=finished.recomputed_tokens if finished else 0,
+            dialect=opened.dialect,
+        )
+
+
+@dataclass(frozen=True)
+class ExecutionEnd:
+    """All records of the attempt have been given. `calls` counts generations begun for it."""
+
+    execution: ExecutionId
+    attempt: int
+    calls: int
+
+
+class CallLogReader:
+    """Tails one log. Memory of an execution is freed at its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.executions: dict[tuple[int, int], dict[str, LoggedCall]] = {}
+        self._calls: dict[str, LoggedCall] = {}
+        self._offset = 0
+
+    def poll(self) -> list[CallRecord | ExecutionEnd]:
+        """What has become final since the last poll. Raises CorruptRecord."""
+        found: list[CallRecord | ExecutionEnd] = []
+        try:
+            with self.path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if self._offset == 0 and size >= len(MAGIC):
+                    _check_magic(self.path, file.read(len(MAGIC)))
+                    self._offset = len(MAGIC)
+                while self._offset and (data := _read(file.fileno(), self._offset, READ_BYTES, size)):
+                    if not self._take(data, size, found):
+                        break
+        except FileNotFoundError:
+            pass
+        return found
+
+    def _take(self, data: bytes, size: int, found: list[CallRecord | ExecutionEnd]) -> bool:
+        """Apply the whole frames in `data`; whether there was one."""
+        before = self._offset
+        for frame, end in decode_frames(data, self.path, before, final=before + len(data) >= size):
+            self._apply(frame, found, before)
+            self._offset = before + end
+        return self._offset > before
+
+    def _apply(self, frame: Frame, found: list[CallRecord | ExecutionEnd], offset: int) -> None:
+        match frame:
+            case LogOpened():
+                return
+            case CallOpened():
+                call = LoggedCall(frame, self._base(frame, offset), decode_int32(frame.delta))
+                self._calls[frame.call] = call
+                self.executions.setdefault((frame.execution, frame.attempt), {})[frame.call] = call
+                return
+            case AttemptSealed():
+                self._end(frame, found)
+                return
+            case _:
+                known = self._calls.get(frame.call)
+                if known is None:
+                    return
+                _update(known, frame)
+                if (
+                    not known.given
+                    and known.finished
+                    and (known.accepted or known.delivery is Delivery.COMPLETE)
+                ):
+                    known.given = True
+                    found.append(known.record())
+
+    def _base(self, frame: CallOpened, offset: int) -> LoggedCall | None:
+        base = self._calls.get(frame.base)
+        if frame.base and base is None:
+            raise CorruptRecord(
+                f"{self.path}: call {frame.call} (read from byte {offset} on) builds on call {frame.base}, which is"
+                " not in the log",
+                fix="move the file away and resume the run",
+            )
+        return base
+
+    def _end(self, frame: AttemptSealed, found: list[CallRecord | ExecutionEnd]) -> None:
+        for name, call in self.executions.pop((frame.execution, frame.attempt), {}).items():
+            del self._calls[name]
+            if not call.given:
+                found.append(call.record())
+        found.append(ExecutionEnd(ExecutionId(frame.execution), frame.attempt, frame.calls))
+
+
+def _update(call: LoggedCall, frame: TokensReceived | CallFinished | CallDelivered | CallAccepted) -> None:
+    match frame:
+        case TokensReceived():
+            ids, versions = decode_int32(frame.ids), decode_int32(frame.versions)
+            call.ids.append(ids)
+            call.logprobs.append(decode_float32(frame.logprobs))
+            call.versions.append(versions if len(versions) == len(ids) else np.repeat(versions, len(ids)))
+        case CallFinished():
+            call.finished = frame
+        case CallDelivered():
+            order = list(Delivery)
+            call.delivery = max(call.delivery, frame.delivery, key=order.index)
+        case CallAccepted():
+            call.accepted = True
+
+
+def read_call_log(path: Path) -> list[CallRecord]:
+    """All calls of a log; those of executions that were never sealed are given as they stand."""
+    reader = CallLogReader(path)
+    records = [item for item in reader.poll() if isinstance(item, CallRecord)]
+    for calls in reader.executions.values():
+        records += [call.record() for call in calls.values() if not call.given]
+    return sorted(records, key=lambda record: (record.execution, record.attempt, record.ordinal))

@@ -1,0 +1,217 @@
+"""Canonical conversation: what a request says once the accidents of a vendor's wire format are gone.
+
+Harnesses move cache marks, flip strings and blocks, re-order and re-type tool arguments, trim or drop reasoning. A
+`Turn` is free of that; the digest of a request's message is computed from its turns and leaves out what an echo of OUR
+answer may change: reasoning always, arguments where our handles name the call. Digests are chained, so one message of
+a long history costs one lookup by the hash of its raw bytes. Pure; used by dialects (write) and lineage (read).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import xxhash
+
+CALL_PATTERN = r"e\d+a\d+c\d+"
+_TOOL_HANDLE = re.compile(rf"(?:toolu|call)_({CALL_PATTERN})_\d+")
+_SIGNATURE_HANDLE = re.compile(rf"(?:keep|call):({CALL_PATTERN})")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def call_id(execution: int, attempt: int, ordinal: int) -> str:
+    """Unique in the run, and fit for every vendor's id syntax."""
+    return f"e{execution}a{attempt}c{ordinal}"
+
+
+def tool_handle(prefix: str, call: str, index: int) -> str:
+    """Id of the call's tool call number `index` in a dialect (prefix `toolu` or `call`)."""
+    return f"{prefix}_{call}_{index}"
+
+
+def signature_handle(call: str) -> str:
+    """Signature of a thinking block that belongs to the answer."""
+    return f"call:{call}"
+
+
+def keepalive_handle(call: str) -> str:
+    """Signature of the thinking block that only kept the connection alive."""
+    return f"keep:{call}"
+
+
+def handle_call(text: str) -> str | None:
+    """The call that minted a tool id or signature, None for somebody else's."""
+    match = _TOOL_HANDLE.fullmatch(text) or _SIGNATURE_HANDLE.fullmatch(text)
+    return match.group(1) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedCall:
+    """A tool call inside an assistant turn of the history. `arguments` is JSON text as given."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message in canonical form. `signatures` are thinking handles found in it."""
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[EchoedCall, ...] = ()
+    tool_call_id: str = ""
+    signatures: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """Our calls whose handles this turn echoes."""
+        handles = (*(call.id for call in self.tool_calls), *self.signatures)
+        return frozenset(call for handle in handles if (call := handle_call(handle)))
+
+    def message(self) -> dict[str, Any]:
+        """The shape a renderer takes."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+    def identity(self) -> tuple[Any, ...]:
+        """What two echoes of the same turn have in common."""
+        if self.role != "assistant":
+            return (self.role, self.content, self.tool_call_id)
+        calls = [
+            call.id if handle_call(call.id) else (call.name, canonical_arguments(call.arguments))
+            for call in self.tool_calls
+        ]
+        return ("assistant", normal_text(self.content), calls)
+
+
+Reader = Callable[[msgspec.Raw], tuple[Turn, ...]]
+"""A dialect's reading of one raw message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One message of a request: its digest, and the turn when it is the assistant's."""
+
+    digest: bytes
+    assistant: Turn | None
+
+
+@dataclass
+class Request:
+    """A generation request in canonical form. `units` and `raws` run in parallel."""
+
+    dialect: str
+    model: str
+    units: list[Unit]
+    raws: list[msgspec.Raw]
+    read: Reader
+    tools: tuple[dict[str, Any], ...]
+    tools_digest: bytes
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    constrained: bool = False
+    wishes: dict[str, Any] = field(default_factory=dict)
+    fresh: list[Turn] = field(default_factory=list)
+    """Turns that this execution had not sent before."""
+
+    def messages(self, start: int, end: int) -> list[dict[str, Any]]:
+        """Messages `start` to `end` as a renderer takes them."""
+        return [turn.message() for raw in self.raws[start:end] for turn in self.read(raw)]
+
+
+@dataclass
+class History:
+    """What one execution has sent before, by the hash of its raw bytes. Lives as long as the execution."""
+
+    units: dict[bytes, Unit] = field(default_factory=dict)
+    tools: dict[bytes, tuple[tuple[dict[str, Any], ...], bytes]] = field(default_factory=dict)
+
+    def unit(self, raw: msgspec.Raw, read: Reader) -> tuple[Unit, list[Turn]]:
+        """The unit of a raw message, and its turns when they are new."""
+        key = xxhash.xxh3_128_digest(raw)
+        known = self.units.get(key)
+        if known is not None:
+            return known, []
+        turns = read(raw)
+        assistant = turns[0] if len(turns) == 1 and turns[0].role == "assistant" else None
+        unit = Unit(digest([turn.identity() for turn in turns]), assistant)
+        self.units[key] = unit
+        return unit, list(turns)
+
+
+def digest(value: Any) -> bytes:
+    """128-bit digest of a plain value."""
+    return bytes(xxhash.xxh3_128_digest(msgspec.msgpack.encode(value)))
+
+
+def chain(before: bytes, unit: bytes) -> bytes:
+    """Digest of a conversation that is one message longer."""
+    return bytes(xxhash.xxh3_128_digest(before + unit))
+
+
+def normal_text(text: str) -> str:
+    """Text as compared between what we sent and what comes back."""
+    return text.replace("\r\n", "\n").strip()
+
+
+def canonical_arguments(text: str) -> str:
+    """Arguments compared as values: key order, spacing and number forms do not matter. Text that is no JSON stays."""
+    try:
+        return json.dumps(_canonical_value(json.loads(text or "{}")), sort_keys=True)
+    except ValueError:
+        return text
+
+
+def _canonical_value(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _canonical_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical_value(item) for item in value]
+    return value
+
+
+def read_json(raw: msgspec.Raw | bytes) -> Any:
+    """Decode JSON; lone surrogates (a harness that cuts text in UTF-16) become U+FFFD. Raises ValueError."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return _without_surrogates(json.loads(bytes(raw)))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+def joined_text(parts: Sequence[str]) -> str:
+    """Text blocks of one message as one text; empty blocks vanish."""
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,129 @@
+"""What a dialect is: request bytes in, answer bytes or server-sent events out, refusals in its own words.
+
+Dialects are pure and hold no state but `AnswerStream`, the grammar of one streamed answer: `open` once, `beat` while
+the generation runs, `finish` once. Everything that can be refused raises `Refusal` before the first byte.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from gyre_hpc.gateway.canonical import History, Reader, Request, Turn, Unit, read_json
+from gyre_hpc.gateway.rendering import ParsedAnswer
+from gyre_hpc.records import FinishReason
+
+T = TypeVar("T")
+
+
+class RefusalKind(enum.StrEnum):
+    """Why a request is not served."""
+
+    INVALID = "invalid"
+    TOO_LONG = "too_long"
+    BUDGET = "budget"
+    NOT_FOUND = "not_found"
+    OVERLOADED = "overloaded"
+
+
+class Refusal(Exception):
+    """A request that gets an error answer and leaves no record. `tokens`/`limit` are set for TOO_LONG."""
+
+    def __init__(self, kind: RefusalKind, message: str, *, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.tokens = tokens
+        self.limit = limit
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A finished answer, in no vendor's words."""
+
+    call: str
+    model: str
+    created: int
+    answer: ParsedAnswer
+    finish: FinishReason
+    stop_sequence: str | None
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class AnswerStream(Protocol):
+    """One streamed answer."""
+
+    def open(self) -> bytes:
+        """Events that start the answer; usage is known."""
+
+    def beat(self) -> bytes:
+        """Events that this vendor's harnesses count as life."""
+
+    def finish(self, reply: Reply) -> bytes:
+        """All remaining events, the end event included."""
+
+
+class Dialect(Protocol):
+    """One vendor's wire format."""
+
+    name: str
+
+    def read(self, body: bytes, history: History) -> Request:
+        """Canonical form of a request. Raises Refusal."""
+
+    def stream(self, request: Request, call: str, created: int, prompt_tokens: int) -> AnswerStream:
+        """The grammar of one streamed answer."""
+
+    def answer(self, reply: Reply) -> bytes:
+        """The body of an answer that is not streamed."""
+
+    def error(self, refusal: Refusal) -> tuple[int, bytes]:
+        """HTTP status and body."""
+
+
+def invalid(message: str) -> Refusal:
+    """A request the vendor would not take either, or one we cannot serve."""
+    return Refusal(RefusalKind.INVALID, message)
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """The typed outline of a request body. Raises Refusal naming the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"request body: {error}") from error
+
+
+def decode_message(raw: msgspec.Raw) -> dict[str, Any]:
+    """One message object. Raises Refusal."""
+    try:
+        message = read_json(raw)
+    except ValueError as error:
+        raise invalid(f"messages: {error}") from error
+    if not isinstance(message, dict):
+        raise invalid("messages: each message must be an object")
+    return message
+
+
+def collect(history: History, raws: list[msgspec.Raw], read: Reader) -> tuple[list[Unit], list[Turn]]:
+    """Units of all messages and the turns not seen before."""
+    units: list[Unit] = []
+    fresh: list[Turn] = []
+    for raw in raws:
+        unit, turns = history.unit(raw, read)
+        units.append(unit)
+        fresh += turns
+    return units, fresh
+
+
+def block_kind(block: Any) -> str:
+    """The `type` of a content block. Raises Refusal when it has none."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise invalid("messages: a content block must be an object with a type")
+    return kind

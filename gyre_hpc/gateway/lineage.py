@@ -1,0 +1,231 @@
+"""The token law: which ids a request's history has, from what was recorded and never from its text.
+
+A `Context` is a conversation up to a point where the assistant generates, in ids. Contexts are found by the chained
+digest of their messages. The prompt of a request is folded from the deepest known context: each later assistant turn is
+spliced in as the recorded output of the call whose handle it echoes (turns without handles: by normalised equality under
+the same context), or, when nobody here sampled it, as one rendered turn; the messages behind it are bridged. Only where
+that fails is the conversation rendered afresh, and the reason counted. One `Lineage` per execution; pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gyre_hpc.gateway.canonical import (
+    EchoedCall,
+    Request,
+    Turn,
+    Unit,
+    chain,
+    digest,
+    handle_call,
+    normal_text,
+)
+from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
+from gyre_hpc.records import Int32
+
+
+class Mismatch(enum.StrEnum):
+    """Why recorded ids could not be spliced."""
+
+    FOREIGN_TURN = "foreign_turn"
+    """An assistant turn that no call of this execution produced."""
+    UNKNOWN_HANDLE = "unknown_handle"
+    PARTIAL_ECHO = "partial_echo"
+    """Some tool calls of the answer are missing from its echo."""
+    EDITED_TEXT = "edited_text"
+    BRIDGE_REFUSED = "bridge_refused"
+    """The renderer cannot continue this output: the conversation was rendered afresh."""
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """Ids of a conversation up to a generation prompt: the parent's ids and `tail`.
+
+    `spliced` is the call asked with the parent's ids whose output opens `tail` with `kept` ids ("" = none such).
+    `call` is the first call that was asked with exactly this prompt.
+    """
+
+    parent: Context | None
+    tail: Int32
+    length: int
+    spliced: str = ""
+    kept: int = 0
+    call: str = ""
+
+    def ids(self) -> Int32:
+        """All ids, shape [length]."""
+        parts: list[Int32] = []
+        node: Context | None = self
+        while node is not None:
+            parts.append(node.tail)
+            node = node.parent
+        return np.concatenate(parts[::-1])
+
+    def base(self) -> tuple[str, int, Int32]:
+        """(call, shared, rest): this prompt is the first `shared` ids of that call's prompt + output, then `rest`."""
+        rest: list[Int32] = [self.tail[:0]]
+        node = self
+        while not node.call and node.parent is not None:
+            if node.spliced:
+                rest.append(node.tail[node.kept :])
+                return node.spliced, node.parent.length + node.kept, np.concatenate(rest[::-1])
+            rest.append(node.tail)
+            node = node.parent
+        if not node.call:
+            rest.append(node.tail)
+        return node.call, node.length if node.call else 0, np.concatenate(rest[::-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A call's answer as it may come back."""
+
+    context: Context
+    output: tuple[int, ...]
+    text: str
+    tools: int
+
+
+@dataclass
+class Prompt:
+    """The prompt of one request. `digest` names the conversation; `spliced` are the calls it echoes."""
+
+    context: Context
+    digest: bytes
+    spliced: tuple[str, ...]
+    reasons: tuple[Mismatch, ...]
+
+
+@dataclass
+class Lineage:
+    """Contexts and answers of one execution."""
+
+    rendering: Rendering
+    contexts: dict[bytes, Context] = field(default_factory=dict)
+    generated: dict[str, Generated] = field(default_factory=dict)
+    answers: dict[tuple[bytes, bytes], str] = field(default_factory=dict)
+    """(context digest, digest of an answer without its handles) -> call."""
+    mismatches: Counter[Mismatch] = field(default_factory=Counter)
+
+    def prompt(self, request: Request) -> Prompt:
+        """Ids of everything in the request, ending with the generation prompt."""
+        return _Fold(self, request).run()
+
+    def answered(self, call: str, digest_before: bytes, output: Sequence[int], answer: ParsedAnswer) -> None:
+        """The call's generation is complete: its output may be echoed."""
+        context = self.contexts[digest_before]
+        text = normal_text(answer.content)
+        self.generated[call] = Generated(context, tuple(output), text, len(answer.tool_calls))
+        bare = Turn(
+            "assistant",
+            answer.content,
+            tool_calls=tuple(EchoedCall("", item.name, item.arguments) for item in answer.tool_calls),
+        )
+        self.answers[digest_before, digest([bare.identity()])] = call
+
+    def identify(self, unit: Unit, digest_before: bytes) -> tuple[str, Mismatch | None]:
+        """The call that produced an assistant message, or why there is none."""
+        turn = unit.assistant
+        if turn is None:
+            return "", Mismatch.FOREIGN_TURN
+        calls = turn.calls
+        if not calls:
+            call = self.answers.get((digest_before, unit.digest), "")
+            return call, None if call else Mismatch.FOREIGN_TURN
+        call = next(iter(calls))
+        known = self.generated.get(call)
+        if known is None:
+            return "", Mismatch.UNKNOWN_HANDLE
+        ours = sum(handle_call(item.id) == call for item in turn.tool_calls)
+        if len(calls) > 1 or ours != known.tools or len(turn.tool_calls) != ours:
+            return "", Mismatch.PARTIAL_ECHO
+        if normal_text(turn.content) not in ("", known.text):
+            return "", Mismatch.EDITED_TEXT
+        return call, None
+
+
+class _Fold:
+    """One request folded over the contexts of its execution."""
+
+    def __init__(self, lineage: Lineage, request: Request) -> None:
+        self.lineage = lineage
+        self.request = request
+        self.spliced: list[str] = []
+        self.reasons: list[Mismatch] = []
+        self.turns: list[tuple[int, bytes]] = []
+        """(index of an assistant message, digest of everything before it)."""
+        self.digest = request.tools_digest
+        for index, unit in enumerate(request.units):
+            if unit.assistant is not None:
+                self.turns.append((index, self.digest))
+            self.digest = chain(self.digest, unit.digest)
+
+    def run(self) -> Prompt:
+        context = self.lineage.contexts.get(self.digest) or self._extend()
+        self.lineage.contexts[self.digest] = context
+        self.lineage.mismatches.update(self.reasons)
+        return Prompt(context, self.digest, tuple(self.spliced), tuple(self.reasons))
+
+    def _extend(self) -> Context:
+        """The context of the whole request, from the deepest known one."""
+        contexts = self.lineage.contexts
+        first = len(self.turns) - 1
+        while first > 0 and self.turns[first][1] not in contexts:
+            first -= 1
+        if first < 0:
+            return self._root(len(self.request.units))
+        start, before = self.turns[first]
+        context = contexts.get(before)
+        if context is None:
+            if start == 0:
+                return self._root(len(self.request.units))
+            context = contexts[before] = self._root(start)
+        ends = [*self.turns[first + 1 :], (len(self.request.units), self.digest)]
+        for (index, known), (end, after) in zip(self.turns[first:], ends, strict=True):
+            child = self._child(context, index, known, end)
+            if child is None:
+                self.reasons.append(Mismatch.BRIDGE_REFUSED)
+                return self._root(len(self.request.units))
+            context = contexts[after] = child
+        return context
+
+    def _child(self, parent: Context, index: int, before: bytes, end: int) -> Context | None:
+        """`parent`, the assistant message `index`, and the messages up to `end`; None if it cannot be bridged."""
+        lineage, request = self.lineage, self.request
+        call, reason = lineage.identify(request.units[index], before)
+        if reason is not None:
+            self.reasons.append(reason)
+            output: Sequence[int] | None = lineage.rendering.turn(request.messages(index, index + 1)[0])
+        else:
+            self.spliced.append(call)
+            output = lineage.generated[call].output
+        fresh = request.messages(index + 1, end)
+        if output is None or not fresh:
+            return None
+        prompt = parent.tail if lineage.rendering.tail_only else parent.ids()
+        tail = lineage.rendering.extend(prompt, output, fresh, request.tools)
+        if tail is None:
+            return None
+        native = call if call and lineage.generated[call].context is parent else ""
+        kept = _common(output, tail)
+        return Context(parent, np.asarray(tail, np.int32), parent.length + len(tail), native, kept)
+
+    def _root(self, end: int) -> Context:
+        ids = self.lineage.rendering.render(self.request.messages(0, end), self.request.tools)
+        return Context(None, np.asarray(ids, np.int32), len(ids))
+
+
+def _common(output: Sequence[int], tail: Sequence[int]) -> int:
+    """Ids of the output that the child prompt kept (all but what lies behind its turn close)."""
+    kept = 0
+    for ours, theirs in zip(output, tail, strict=False):
+        if ours != theirs:
+            break
+        kept += 1
+    return kept
