@@ -1,0 +1,196 @@
+"""The attempts one runner works on: order in, reports out.
+
+    StartExecution -> ExecutionStarted -> ExecutionClosed -> ExecutionAssessed (scored reasons only)
+
+Invariants: an attempt is started at most once, whatever is repeated; every started order is closed exactly once; a scored
+closing is assessed exactly once. What was reported is kept, so that a controller that comes back can be told again.
+A fault of task code ends its attempt, not the runner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.errors import GyreError, StorageFull
+from gyre_hpc.executions.evaluation import Evaluator, invalid, remove, save_assessment
+from gyre_hpc.executions.forkserver import LaunchSpec
+from gyre_hpc.executions.harness import Harness
+from gyre_hpc.executions.launcher import Launcher
+from gyre_hpc.executions.sandbox import Sandbox
+from gyre_hpc.executions.supervisor import Closing, Limits, Supervision
+from gyre_hpc.executions.tasks import Task, TaskSource
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import SCORED_REASONS, Assessment, ClosingReason, ExecutionId
+from gyre_hpc.transport.messages import (
+    AssessExecution,
+    CancelExecution,
+    ExecutionAssessed,
+    ExecutionClosed,
+    ExecutionStarted,
+    Message,
+    StartExecution,
+)
+
+log = logging.getLogger(__name__)
+
+Key = tuple[ExecutionId, int]
+
+
+@dataclass(frozen=True)
+class Services:
+    """What every attempt of the run shares."""
+
+    config: RunConfig
+    layout: RunLayout
+    launcher: Launcher
+    sandbox: Sandbox
+    harness: Harness
+    tasks: TaskSource
+    evaluator: Evaluator
+
+
+@dataclass
+class Attempt:
+    """One order: `supervision` is None for an assessment alone. `reports` in the order they were sent."""
+
+    key: Key
+    folder: Path
+    supervision: Supervision | None
+    reports: list[Message]
+    work: asyncio.Task[None] | None = None
+
+
+class Attempts:
+    """All attempts of this runner. `send` queues a report for the controller."""
+
+    def __init__(self, services: Services, send: Callable[[Message], None]) -> None:
+        self._services = services
+        self._send = send
+        self._attempts: dict[Key, Attempt] = {}
+
+    def start(self, order: StartExecution) -> None:
+        """Begin an attempt; a repeated order changes nothing."""
+        harness = self._services.config.harness
+        credit = self._services.config.gateway.max_stall_credit_s
+        limits = Limits(harness.timeout_s, harness.overall_timeout_s, credit)
+        attempt = self._new(order.execution, order.attempt, Supervision(limits))
+        if attempt is not None:
+            attempt.work = asyncio.create_task(self._execute(attempt, order))
+
+    def assess(self, order: AssessExecution) -> None:
+        """Assess a preserved workspace whose assessment did not reach the controller; repeats change nothing."""
+        attempt = self._new(order.execution, order.attempt, None)
+        if attempt is not None:
+            attempt.work = asyncio.create_task(self._assess_again(attempt, order.query))
+
+    def cancel(self, order: CancelExecution) -> None:
+        """End a running attempt with the given reason; one that has closed stays as it is."""
+        attempt = self._attempts.get((order.execution, order.attempt))
+        if attempt is not None and attempt.supervision is not None:
+            attempt.supervision.cancel(order.reason)
+
+    def repeat_reports(self) -> None:
+        """Tell a controller that came back everything that was reported so far."""
+        for attempt in self._attempts.values():
+            for message in attempt.reports:
+                self._send(message)
+
+    async def close(self) -> None:
+        """End all attempts without closing messages; returns when no process of theirs is left."""
+        work = [attempt.work for attempt in self._attempts.values() if attempt.work is not None]
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    def _new(self, execution: ExecutionId, number: int, supervision: Supervision | None) -> Attempt | None:
+        key = (execution, number)
+        if key in self._attempts:
+            return None
+        folder = self._services.layout.execution(execution, number)
+        self._attempts[key] = Attempt(key, folder, supervision, [])
+        return self._attempts[key]
+
+    def _report(self, attempt: Attempt, message: Message) -> None:
+        attempt.reports.append(message)
+        self._send(message)
+
+    async def _execute(self, attempt: Attempt, order: StartExecution) -> None:
+        closing = await self._supervised(attempt, order)
+        log.info("execution %d attempt %d: %s %s", *attempt.key, closing.reason, closing.detail)
+        self._report(
+            attempt,
+            ExecutionClosed(*attempt.key, closing.reason, closing.wall_s, closing.exit_code, closing.detail),
+        )
+        if closing.reason in SCORED_REASONS:
+            assert attempt.supervision is not None
+            await self._assessed(attempt, order.query, attempt.supervision.overall_left_s())
+        await asyncio.to_thread(self._clean, attempt.folder)
+
+    async def _supervised(self, attempt: Attempt, order: StartExecution) -> Closing:
+        assert attempt.supervision is not None
+        try:
+            task = self._services.tasks.task(order.query)
+            return await attempt.supervision.run(
+                self._services.launcher,
+                lambda: self._prepare(task, attempt.folder, order),
+                attempt.folder / "harness.log",
+                lambda: self._report(attempt, ExecutionStarted(*attempt.key)),
+            )
+        except Exception as error:  # task code of any family: its fault ends this attempt alone
+            log.exception("execution %d attempt %d", *attempt.key)
+            detail = error.message if isinstance(error, GyreError) else f"{type(error).__name__}: {error}"
+            return Closing(ClosingReason.INFRASTRUCTURE, None, detail, 0.0)
+
+    def _prepare(self, task: Task, folder: Path, order: StartExecution) -> LaunchSpec:
+        """Make the attempt's folder and the command. The folder must not exist: no workspace is ever used twice."""
+        workspace, home = folder / "workspace", folder / "home"
+        folder.mkdir(parents=True)
+        workspace.mkdir()
+        home.mkdir()
+        task.prepare(workspace)
+        services = self._services
+        argv, env = services.harness.fill(
+            base_url=order.base_url,
+            workspace=services.sandbox.seen(workspace),
+            instruction=task.instruction,
+            seed=order.seed,
+        )
+        return services.sandbox.command(
+            argv, workspace=workspace, home=home, readonly=services.harness.readonly, env=env
+        )
+
+    async def _assess_again(self, attempt: Attempt, query: str) -> None:
+        saved = attempt.folder / "assessment.json"
+        if saved.is_file():
+            assessment = msgspec.json.decode(saved.read_bytes(), type=Assessment)
+            self._report(attempt, ExecutionAssessed(*attempt.key, assessment))
+            return
+        await self._assessed(attempt, query, self._services.config.harness.overall_timeout_s)
+
+    async def _assessed(self, attempt: Attempt, query: str, within_s: float) -> None:
+        try:
+            task = self._services.tasks.task(query)
+            assessment = await self._services.evaluator.assess(task, attempt.folder, within_s)
+        except Exception as error:  # task code of any family: its fault makes this assessment invalid
+            log.exception("assessment of execution %d attempt %d", *attempt.key)
+            assessment = invalid(f"evaluator of {query} failed: {type(error).__name__}: {error}")
+        workspace = (attempt.folder / "workspace").relative_to(self._services.layout.root)
+        assessment = msgspec.structs.replace(assessment, workspace=str(workspace))
+        try:
+            save_assessment(assessment, attempt.folder / "assessment.json")
+        except StorageFull as error:  # the controller has the verdict; a resume would assess again
+            log.error("%s", error)
+        self._report(attempt, ExecutionAssessed(*attempt.key, assessment))
+
+    def _clean(self, folder: Path) -> None:
+        """Keep the log, the assessment and, if asked, the workspace."""
+        remove(folder / "home")
+        if not self._services.config.tasks.keep_workspaces:
+            remove(folder / "workspace")

@@ -1,0 +1,176 @@
+"""The runner process: `python -m gyre_hpc.executions.runner --run RUN --incarnation K`.
+
+Takes orders from the controller over its link and works them off with `Attempts`. It ends on Shutdown, on SIGTERM, or when
+its controller has been gone for `cluster.orphan_grace_s`; a controller resumed in that time (a higher epoch) adopts it
+and is told again what was reported. However it ends, its programs end with it: their channels close.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from gyre_hpc.config import RunConfig, load_run_config
+from gyre_hpc.errors import GyreError
+from gyre_hpc.executions.attempts import Attempts, Services
+from gyre_hpc.executions.evaluation import Evaluator
+from gyre_hpc.executions.harness import find_harness
+from gyre_hpc.executions.launcher import Launcher
+from gyre_hpc.executions.sandbox import choose
+from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.links import Link
+from gyre_hpc.transport.messages import (
+    AssessExecution,
+    CancelExecution,
+    Goodbye,
+    Hello,
+    Message,
+    PeerKind,
+    Shutdown,
+    StartExecution,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """One link at a time, one table of attempts."""
+
+    def __init__(self, config: RunConfig, layout: RunLayout, incarnation: int) -> None:
+        self._config = config
+        self._layout = layout
+        self._incarnation = incarnation
+        self._link: Link | None = None
+
+    async def run(self) -> None:
+        """Serve until told to stop. Raises GyreError when the node lacks something or the controller is gone."""
+        launcher = Launcher()
+        error = ""
+        try:
+            services = await self._prepared(launcher)
+            await self._serve(Attempts(services, self._send))
+        except GyreError as fault:
+            error = str(fault)
+            raise
+        finally:
+            await launcher.close()
+            if self._link is not None:
+                self._link.send(Goodbye(error))
+                await self._link.close()
+
+    async def _prepared(self, launcher: Launcher) -> Services:
+        """Services and link. What this node lacks is said over the link as well, as the reason of the Goodbye."""
+        start_s = self._config.cluster.start_timeout_s
+        try:
+            services = await prepare(self._config, self._layout, launcher)
+        except GyreError:
+            await self._connect(start_s)
+            raise
+        await self._connect(start_s)
+        return services
+
+    async def _serve(self, attempts: Attempts) -> None:
+        try:
+            while not isinstance(message := await self._receive(), Shutdown):
+                if message is None:
+                    log.warning(
+                        "the controller is gone; programs go on for %g s", self._config.cluster.orphan_grace_s
+                    )
+                    await self._connect(self._config.cluster.orphan_grace_s)
+                    attempts.repeat_reports()
+                else:
+                    _obey(attempts, message)
+        finally:
+            await attempts.close()
+
+    async def _connect(self, timeout_s: float) -> None:
+        hello = Hello(PeerKind.RUNNER, 0, os.getpid(), socket.gethostname(), "")
+        epoch = -1 if self._link is None else self._link.epoch
+        self._link = await Link.connect(
+            self._layout,
+            hello,
+            self._incarnation,
+            heartbeat_s=self._config.transport.heartbeat_s,
+            timeout_s=timeout_s,
+            after_epoch=epoch,
+        )
+
+    async def _receive(self) -> Message | None:
+        assert self._link is not None
+        return await self._link.receive()
+
+    def _send(self, message: Message) -> None:
+        assert self._link is not None
+        self._link.send(message)
+
+
+def _obey(attempts: Attempts, message: Message) -> None:
+    match message:
+        case StartExecution():
+            attempts.start(message)
+        case CancelExecution():
+            attempts.cancel(message)
+        case AssessExecution():
+            attempts.assess(message)
+        case _:
+            log.warning("the runner has no use for %s", type(message).__name__)
+
+
+async def prepare(config: RunConfig, layout: RunLayout, launcher: Launcher) -> Services:
+    """Everything an execution needs of this node. Raises MissingInput or ConfigError naming what is not there."""
+    tasks = config.tasks
+    source = task_source(tasks)
+    harness = find_harness(config.harness)
+    sandbox = await choose(tasks.sandbox, config.trust_tasks, layout.root, tasks.readonly, launcher)
+    evaluator = Evaluator(launcher, sandbox, tasks.evaluator_timeout_s, tasks.evaluator_retries)
+    return Services(config, layout, launcher, sandbox, harness, source, evaluator)
+
+
+def check(config: RunConfig, layout: RunLayout) -> None:
+    """Raise what a runner on this node would raise at its start; for commands that want to say so at once."""
+
+    async def ask() -> None:
+        launcher = Launcher()
+        try:
+            await prepare(config, layout, launcher)
+        finally:
+            await launcher.close()
+
+    asyncio.run(ask())
+
+
+async def serve(run: Path, incarnation: int) -> None:
+    """The life of the process; SIGTERM and SIGINT end it as Shutdown does."""
+    config = load_run_config(run)
+    work = asyncio.create_task(Runner(config, RunLayout(run.resolve()), incarnation).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.result()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 after Shutdown or a signal, else that of the error."""
+    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.executions.runner", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="run folder")
+    parser.add_argument("--incarnation", type=int, required=True, help="number of this runner within the run")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(arguments.run, arguments.incarnation))
+    except GyreError as error:
+        log.error("%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
