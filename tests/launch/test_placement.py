@@ -1,0 +1,95 @@
+"""Placement of steps on the nodes of an allocation."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
+from gyre_hpc.launch.plan import ProcessSpec
+from gyre_hpc.launch.slurm import srun_command
+
+NODES = [Node("n0", 4, 4096), Node("n1", 4, 4096)]
+
+
+def cell(name: str = "cell-0", **shape: object) -> ProcessSpec:
+    return ProcessSpec(name, ["leader"], **shape)  # type: ignore[arg-type]
+
+
+def test_steps_spread_over_the_nodes_and_the_batch_host_comes_last() -> None:
+    first = place(cell(cpus_per_rank=2, mem="1G"), NODES, [])
+    second = place(cell(cpus_per_rank=2, mem="1G"), NODES, [first])
+    assert (first.nodes, second.nodes) == (("n1",), ("n0",))
+    assert first.exact and second.exact
+
+
+@pytest.mark.parametrize("spec", [cell(cpus_per_rank=2), cell(mem="2G")])
+def test_a_step_that_does_not_fit_beside_the_others_shares(spec: ProcessSpec) -> None:
+    full = [Placement(("n0", "n1"), 3, 3072, exact=True)]
+    assert not place(spec, NODES, full).exact
+
+
+def test_sharing_steps_take_nothing_away() -> None:
+    sharing = [Placement(("n0", "n1"), 4, 4096, exact=False)]
+    assert place(cell(cpus_per_rank=4, mem="4G"), NODES, sharing).exact
+
+
+@pytest.mark.parametrize("spec", [cell(nodes=3, ranks=3), cell(cpus_per_rank=5), cell(mem="5G")])
+def test_a_step_larger_than_the_job_is_refused(spec: ProcessSpec) -> None:
+    with pytest.raises(ConfigError, match="cell-0"):
+        place(spec, NODES, [])
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 4096)), max_size=12))
+def test_exact_steps_never_exceed_a_node(shapes: list[tuple[int, int, int]]) -> None:
+    running: list[Placement] = []
+    for nodes, cpus, mem in shapes:
+        spec = cell(nodes=nodes, ranks=nodes, cpus_per_rank=cpus, mem=f"{mem}M")
+        running.append(place(spec, NODES, running))
+    for node in NODES:
+        here = [step for step in running if step.exact and node.name in step.nodes]
+        assert sum(step.cpus_per_node for step in here) <= node.cpus
+        assert sum(step.mem_mb for step in here) <= (node.mem_mb or 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "mb"), [("2G", 2048), ("512M", 512), ("100", 100), ("1t", 1 << 20), ("1K", 1)]
+)
+def test_slurms_memory_notation(text: str, mb: int) -> None:
+    assert megabytes(text) == mb
+
+
+def test_memory_that_is_no_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 GB"):
+        megabytes("2 GB")
+
+
+def test_slurms_cpu_notation() -> None:
+    assert cpus_per_node("8(x2),4", 3) == [8, 8, 4]
+    with pytest.raises(ConfigError, match="8"):
+        cpus_per_node("8", 2)
+
+
+def test_srun_gets_every_flag() -> None:
+    spec = cell(ranks=2, cpus_per_rank=3, gres="gpu:2", mem="1G")
+    command = srun_command("17", "cell-0.1", spec, Placement(("n1",), 6, 1024, exact=True), ["--label"])
+    assert command == [
+        "srun",
+        "--jobid=17",
+        "--job-name=cell-0.1",
+        "--nodelist=n1",
+        "--nodes=1",
+        "--ntasks=2",
+        "--cpus-per-task=3",
+        "--mem=1024M",
+        "--gres=gpu:2",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        "--exact",
+        "--label",
+        "leader",
+    ]

@@ -1,0 +1,158 @@
+"""Slurm steps on a real cluster of two nodes (slurm/dev_cluster.sh), and without any cluster the refusal to start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gyre_hpc.config import ClusterConfig
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.plan import ProcessSpec, make_launcher
+from gyre_hpc.launch.slurm import SlurmLauncher, SlurmStep
+from gyre_hpc.layout import RunLayout
+
+SCRIPT = Path(__file__).parents[2] / "slurm" / "dev_cluster.sh"
+PATIENCE_S = 90.0
+
+
+def test_slurm_outside_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ConfigError, match="sbatch"):
+        make_launcher(ClusterConfig(kind="slurm"), RunLayout(tmp_path))
+
+
+def dev_cluster(*verb: str) -> str:
+    return subprocess.run(["bash", SCRIPT, *verb], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
+        pytest.skip("needs root and Slurm; enable: sudo bash slurm/dev_cluster.sh up")
+    with pytest.MonkeyPatch.context() as patch:
+        root = Path("/tmp") / f"gyre-slurm-test-{os.getpid()}"
+        settings = {"ROOT": str(root), "NODES": "2", "CPUS": "4", "GPUS": "0", "PORT": "17600"}
+        for name, value in settings.items():
+            patch.setenv(f"GYRE_SLURM_{name}", value)
+        dev_cluster("up")
+        patch.setenv("SLURM_CONF", dev_cluster("env").strip().partition("=")[2])
+        try:
+            yield
+        finally:
+            dev_cluster("down")
+            shutil.rmtree(root)
+
+
+@pytest_asyncio.fixture
+async def launcher(cluster: None, tmp_path: Path) -> AsyncIterator[SlurmLauncher]:
+    """The launcher of a job that holds both nodes."""
+    command = ["sbatch", "--parsable", "-N2", "--exclusive", "--mem=2048", "--no-kill", "-o", "/dev/null"]
+    job = subprocess.check_output([*command, "--wrap=sleep 600"], text=True).strip()
+    async with asyncio.timeout(PATIENCE_S):
+        while (nodes := squeue(job, "%t %N")).split()[:1] != ["R"]:
+            await asyncio.sleep(0.1)
+    env = {
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_NODELIST": nodes.split()[1],
+        "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+        "SLURM_MEM_PER_NODE": "2048",
+    }
+    yield SlurmLauncher.from_environment(ClusterConfig(kind="slurm"), RunLayout(tmp_path), env)
+    subprocess.run(["scancel", job], check=True)
+
+
+def squeue(job: str, form: str, *flags: str) -> str:
+    return subprocess.check_output(["squeue", "-h", "-j", job, "-o", form, *flags], text=True).strip()
+
+
+def shell(tmp_path: Path, name: str, script: str, **shape: object) -> ProcessSpec:
+    log = tmp_path / f"{name}.log"
+    return ProcessSpec(name, ["/bin/bash", "-c", script], {"GREETING": "hi"}, log, mem="256M", **shape)  # type: ignore[arg-type]
+
+
+async def until_logged(spec: ProcessSpec, word: str, count: int = 1) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not spec.log.exists() or spec.log.read_text().split().count(word) < count:
+            await asyncio.sleep(0.05)
+
+
+def steps(step: SlurmStep) -> str:
+    return squeue(step._job, "%j", "-s")
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_a_step_runs_its_ranks_with_our_environment_and_reports_its_exit(
+    launcher: SlurmLauncher, tmp_path: Path
+) -> None:
+    spec = shell(tmp_path, "cell-0", "echo $GREETING $SLURM_PROCID; exit 5", ranks=2, cpus_per_rank=2)
+    step = await launcher.start(spec)
+    assert await step.wait() == 5
+    assert {"hi", "0", "1"} <= set(spec.log.read_text().split())
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_steps_run_side_by_side_and_end_one_by_one(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    specs = [shell(tmp_path, f"cell-{index}", "echo up; sleep 600", cpus_per_rank=4) for index in range(3)]
+    running = [await launcher.start(spec) for spec in specs]
+    for spec in specs:
+        await until_logged(spec, "up")
+    await running[0].terminate(PATIENCE_S)
+    running[1].kill()
+    assert await running[1].wait() != 0
+    assert running[0].poll() is not None and running[2].poll() is None
+    assert "cell-2" in steps(running[2])
+    await running[2].terminate(PATIENCE_S)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_a_dead_rank_ends_its_own_step_only(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    script = "echo up; [ $SLURM_PROCID = 1 ] && kill -9 $$; exec sleep 600"
+    other = shell(tmp_path, "cell-1", "echo up; exec sleep 600")
+    survivor = await launcher.start(other)
+    await until_logged(other, "up")
+    step = await launcher.start(shell(tmp_path, "cell-0", script, ranks=2))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await step.wait() != 0
+    assert survivor.poll() is None
+    await survivor.terminate(PATIENCE_S)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_a_step_whose_srun_dies_is_cancelled(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    spec = shell(tmp_path, "cell-0", "echo up; exec sleep 600")
+    step = await launcher.start(spec)
+    await until_logged(spec, "up")
+    os.kill(step.pid, 9)
+    assert await step.wait() == -9
+    async with asyncio.timeout(PATIENCE_S):
+        while "cell-0" in steps(step):
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_a_lost_node_ends_its_step_and_gets_no_other(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    spec = shell(tmp_path, "cell-0", "echo up $SLURMD_NODENAME; exec sleep 600")
+    step = await launcher.start(spec)
+    await until_logged(spec, "up")
+    node = spec.log.read_text().split()[-1]
+    dev_cluster("kill-node", node)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await step.wait() != 0
+        while node in [alive.name for alive in await launcher._live_nodes()]:
+            await asyncio.sleep(0.2)
+    again = shell(tmp_path, "cell-0b", "echo on $SLURMD_NODENAME")
+    assert await (await launcher.start(again)).wait() == 0
+    assert again.log.read_text().split()[-1] != node
+    dev_cluster("start-node", node)
