@@ -1,0 +1,132 @@
+"""Role switches seen from the controller: who is asked what, in which order, and what the schedule hears."""
+
+from __future__ import annotations
+
+import pytest
+
+from gyre_hpc.controller.cell_table import CellHooks, CellTable, Phase
+from gyre_hpc.errors import IllegalTransition
+from gyre_hpc.records import CellId, Version
+from gyre_hpc.schedule import protocol as p
+from gyre_hpc.transport import messages as msg
+
+CELL = CellId(1)
+
+
+def weights(version: int) -> msg.Manifest:
+    return msg.Manifest(msg.RegionKind.WEIGHTS, "weights", version, "", "cell-0", "127.0.0.1:1", ())
+
+
+class World:
+    """One cell in a table whose messages are kept in one list, in order."""
+
+    def __init__(self, *, known: bool = True) -> None:
+        self.said: list[msg.Message] = []
+        self.events: list[p.AnyEvent] = []
+        hooks = CellHooks(
+            cell=lambda cell, message: self.said.append(message),
+            gateway=self.said.append,
+            feed=self.events.append,
+            moved=lambda cell, previous: None,
+            clock=lambda: 0.0,
+        )
+        self.table = CellTable(hooks, drain_s=2.0)
+        self.cell = self.table.add(CELL, 11, known=known)
+
+    def switched(self, role: p.Role, version: int) -> None:
+        self.table.switched(CELL, msg.CellSwitched(role, Version(version), "http://engine", {}))
+
+    def start(self, version: int = 0) -> None:
+        self.table.hello(CELL)
+        self.table.weights_available(weights(version))
+        self.switched(p.Role.ROLLOUT, version)
+
+    def into_training(self) -> None:
+        self.table.to_training(CELL)
+        self.table.unrouted(CELL, False, 0, weights(0), Version(0))
+        self.switched(p.Role.TRAINING, 0)
+
+
+def test_a_cell_is_routed_before_the_schedule_counts_its_capacity() -> None:
+    world = World()
+    world.start()
+    assert isinstance(world.said[-1], msg.Route)
+    assert world.events == [p.CellReady(CELL, p.Role.ROLLOUT)]
+
+
+def test_calls_leave_before_the_engine_does() -> None:
+    world = World()
+    world.start()
+    world.said.clear()
+    world.table.to_training(CELL)
+    assert [type(item) for item in world.said] == [msg.Unroute]
+    world.table.unrouted(CELL, False, 4, weights(0), Version(0))
+    assert world.said[-1] == msg.BecomeTrainer(4, False, weights(0), Version(0))
+    world.switched(p.Role.TRAINING, 0)
+    assert world.events[-1] == p.CellReady(CELL, p.Role.TRAINING)
+
+
+def test_a_returning_cell_is_routed_only_with_the_published_version() -> None:
+    world = World()
+    world.start()
+    world.into_training()
+    world.table.publish(weights(1))
+    world.said.clear()
+    world.table.to_rollout(CELL)
+    assert world.said == [msg.BecomeEngine(Version(1), weights(1))]
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.said[-1] == msg.Route(CELL, "http://engine", 11, Version(1))
+    assert world.events[-1] == p.CellReady(CELL, p.Role.ROLLOUT)
+
+
+def test_an_engine_that_confirms_an_old_version_is_not_routed() -> None:
+    world = World()
+    world.table.hello(CELL)
+    world.table.weights_available(weights(0))
+    world.table.weights = weights(1)
+    world.switched(p.Role.ROLLOUT, 0)
+    assert world.cell.phase is Phase.LOADING and not world.events
+
+
+def test_publication_is_complete_when_every_live_engine_confirmed() -> None:
+    world = World()
+    world.start()
+    world.table.publish(weights(1))
+    assert not world.table.publication_complete()
+    world.table.unrouted(CELL, False, 0, None, Version(1))
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.table.publication_complete() and not world.table.publication_complete()
+
+
+def test_a_cell_lost_during_publication_does_not_block_it() -> None:
+    world = World()
+    world.start()
+    world.table.publish(weights(1))
+    world.table.lost(CELL)
+    assert world.table.publication_complete()
+    assert world.events[-1] == p.CellLost(CELL)
+
+
+def test_an_engine_death_takes_capacity_at_once_and_gives_it_back() -> None:
+    world = World()
+    world.start()
+    world.table.engine_down(CELL, "exit 9")
+    assert world.events[-1] == p.CellUnroutable(CELL, "exit 9")
+    assert world.said[-1] == msg.Unroute(CELL, 0.0, "exit 9", gone=True)
+    world.switched(p.Role.ROLLOUT, 0)
+    assert world.events[-1] == p.CellRoutable(CELL)
+
+
+def test_a_restarted_cell_is_added_afresh() -> None:
+    world = World()
+    world.start()
+    world.table.lost(CELL)
+    world.table.restarted(CELL)
+    world.start()
+    assert world.events[-1] == p.CellAdded(CELL, 11)
+
+
+def test_an_illegal_transition_names_both_phases() -> None:
+    world = World()
+    with pytest.raises(IllegalTransition, match="starting -> leaving"):
+        world.table.to_training(CELL)
