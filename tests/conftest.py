@@ -1,0 +1,47 @@
+"""What a test may need of the machine, and how to get it: one place for all skips."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _userns() -> bool:
+    command = ["unshare", "-Urmpf", "--kill-child", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+
+
+NEEDS = {
+    "slurm": (
+        lambda: os.geteuid() == 0 and shutil.which("slurmctld") is not None,
+        "as root: bash slurm/dev_cluster.sh install",
+    ),
+    "browser": (lambda: shutil.which("chromium") is not None, "apt-get install chromium"),
+    "userns": (_userns, "sysctl -w kernel.unprivileged_userns_clone=1 (or run where user namespaces are allowed)"),
+    "root": (lambda: os.geteuid() == 0, "run as root"),
+    "gpu": (_gpu, "run on a node with a CUDA device"),
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot do, naming the command that enables it; `full` runs only with GYRE_FULL=1."""
+    cache: dict[str, bool] = {}
+    for item in items:
+        for mark, (available, enable) in NEEDS.items():
+            if item.get_closest_marker(mark) is None:
+                continue
+            if mark not in cache:
+                cache[mark] = available()
+            if not cache[mark]:
+                item.add_marker(pytest.mark.skip(reason=f"needs {mark}; enable: {enable}"))
+        if item.get_closest_marker("full") is not None and not os.environ.get("GYRE_FULL"):
+            item.add_marker(pytest.mark.skip(reason="long; enable: GYRE_FULL=1 tools/test.sh (or .ci/run --full)"))
