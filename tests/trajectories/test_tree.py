@@ -142,7 +142,7 @@ def executions(draw: st.DrawFn) -> list[CallRecord]:
     return calls
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(executions())
 def test_the_tree_equals_the_oracle(calls: list[CallRecord]) -> None:
     oracle = Oracle()
