@@ -102,13 +102,15 @@ def cell_lost(turn: Turn, event: CellLost) -> None:
 
 
 def restore_core(turn: Turn) -> None:
-    """Make the first live cell the core."""
+    """Make the first live cell the core. If that changes the order, no cell is bound for training any more."""
     state = turn.state
     heir = next((cell for cell in state.cells if cell.role is not CellRole.STARTING), None)
     if state.core is not None or heir is None:
         return
-    rest = tuple(cell for cell in state.cells if cell.id != heir.id)
-    turn.update(core=heir.id, cells=(heir, *rest))
+    if heir is not state.cells[0]:
+        rest = tuple(cell for cell in state.cells if cell.id != heir.id)
+        turn.update(cells=(heir, *rest), reserved=())
+    turn.update(core=heir.id)
     turn.emit(RestoreCore(heir.id))
 
 
@@ -123,10 +125,10 @@ def recall(turn: Turn, cells: tuple[Cell, ...]) -> None:
 
 
 def give_way(turn: Turn) -> None:
-    """After a capacity loss, training cells return as the policy names them."""
+    """After a capacity loss, training cells return as the policy names them, until enough capacity is left."""
     if turn.state.short:
         recall(turn, policy_of(turn.state).gives_way(turn.state))
-        turn.update(short=is_short(turn.state))
+        turn.update(short=is_short(turn.state) or turn.state.coming_capacity == 0)
 
 
 def join(turn: Turn) -> None:

@@ -35,8 +35,8 @@ class Asynchronous:
 
     def stays(self, state: State, turning: Turning, supply: int) -> tuple[Cell, ...]:
         """All, unless no other cell is left to serve."""
-        needed = set(self._until_one_serves(state, None))
-        return tuple(cell for cell in in_training(state) if cell not in needed)
+        leaving = self._until_one_serves(state, None)
+        return tuple(cell for cell in in_training(state) if cell not in leaving)
 
     def gives_way(self, state: State) -> tuple[Cell, ...]:
         """Latest first, only until one cell serves."""
@@ -47,8 +47,8 @@ class Asynchronous:
         return state.settings.streaming or whole_burst_ready(state, batch)
 
     def _until_one_serves(self, state: State, keep: Cell | None) -> tuple[Cell, ...]:
-        waiting = state.waterlevel + sum(len(e.queued) + len(e.running) for e in state.evaluations)
-        if waiting == 0 or state.coming_capacity > 0:
+        needed = state.waterlevel > 0 or bool(state.evaluations) or state.phase is Phase.ENDING
+        if not needed or state.coming_capacity > 0:
             return ()
         chosen: list[Cell] = []
         for cell in reversed(in_training(state)):
