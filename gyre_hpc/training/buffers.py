@@ -22,7 +22,9 @@ Array = npt.NDArray[Any]
 def flat_buffers(parallel: Any) -> dict[str, Any]:
     """Megatron's parameter-and-gradient buffers by our names."""
     named = {f"dense.{index}": buffer for index, buffer in enumerate(parallel.buffers)}
-    return named | {f"expert.{index}": buffer for index, buffer in enumerate(parallel.expert_parallel_buffers)}
+    return named | {
+        f"expert.{index}": buffer for index, buffer in enumerate(parallel.expert_parallel_buffers)
+    }
 
 
 def layout_digest(parallel: Any) -> str:

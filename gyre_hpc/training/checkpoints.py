@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from gyre_hpc.errors import CorruptRecord, MissingInput, StorageFull
@@ -39,7 +40,11 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def write(
-    folder: Path, model_dir: Path, header: Header, weights: Mapping[str, Array], optimizer: Mapping[str, Array]
+    folder: Path,
+    model_dir: Path,
+    header: Header,
+    weights: Mapping[str, Array],
+    optimizer: Mapping[str, Array],
 ) -> None:
     """Write the folder, replacing an earlier one of the same name. Raises StorageFull naming the folder."""
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
@@ -65,7 +70,9 @@ def read_header(folder: Path) -> Header:
     """Raises MissingInput or CorruptRecord naming the file."""
     path = folder / "trainer.json"
     if not path.is_file():
-        raise MissingInput(f"{path}: no such file", fix="name a checkpoint folder of a run (RUN/checkpoints/v...)")
+        raise MissingInput(
+            f"{path}: no such file", fix="name a checkpoint folder of a run (RUN/checkpoints/v...)"
+        )
     try:
         return msgspec.json.decode(path.read_bytes(), type=Header)
     except msgspec.DecodeError as error:
@@ -77,14 +84,15 @@ def read_optimizer(folder: Path, sizes: Mapping[str, int]) -> dict[str, Array]:
     path = folder / "optimizer.safetensors"
     try:
         arrays: dict[str, Array] = load_file(path)
-    except (OSError, ValueError) as error:
+    except (OSError, SafetensorError) as error:
         raise CorruptRecord(f"{path}: {error}", fix="resume from the checkpoint before it") from error
     for name, size in sizes.items():
         for part in ("param", "exp_avg", "exp_avg_sq"):
             array = arrays.get(f"{name}/{part}")
             if array is None or array.shape != (size,) or array.dtype != np.float32:
                 raise CorruptRecord(
-                    f"{path}: {name}/{part} is not float32[{size}]", fix="resume from the checkpoint before it"
+                    f"{path}: {name}/{part} is not float32[{size}]",
+                    fix="resume from the checkpoint before it",
                 )
     return arrays
 

@@ -57,7 +57,7 @@ def join_cell(world: CellWorld | None = None, rendezvous: Path | None = None) ->
         world_size=world.size,
         timeout=_RENDEZVOUS_LIMIT,
     )
-    with host_backend.quiet_imports():
+    with host_backend.quiet():
         from megatron.core import parallel_state, tensor_parallel
 
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=world.tensor_parallel)
@@ -70,5 +70,7 @@ def _store(world: CellWorld, rendezvous: Path | None) -> dist.Store:
     if world.size == 1:
         return dist.HashStore()
     if rendezvous is None:
-        raise ConfigError("a cell of several ranks needs a rendezvous file", fix="pass a path private to the cell")
+        raise ConfigError(
+            "a cell of several ranks needs a rendezvous file", fix="pass a path private to the cell"
+        )
     return dist.FileStore(str(rendezvous), world.size)

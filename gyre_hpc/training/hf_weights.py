@@ -84,7 +84,12 @@ def megatron_to_hf(state: Mapping[str, torch.Tensor], shape: ModelShape) -> Tens
 
 def hf_names(shape: ModelShape) -> list[str]:
     """Every tensor name of the model in Hugging Face layout."""
-    inner = [*_PLAIN, *(f"self_attn.{x}_proj.weight" for x in "qkv"), "mlp.gate_proj.weight", "mlp.up_proj.weight"]
+    inner = [
+        *_PLAIN,
+        *(f"self_attn.{x}_proj.weight" for x in "qkv"),
+        "mlp.gate_proj.weight",
+        "mlp.up_proj.weight",
+    ]
     names = [*_TOP, *(f"model.layers.{layer}.{name}" for layer in range(shape.layers) for name in inner)]
     return names if shape.tied else [*names, "lm_head.weight"]
 
@@ -108,7 +113,10 @@ def _layer_to_megatron(weights: Mapping[str, torch.Tensor], shape: ModelShape, l
     theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
     state = {ours + new: weights[theirs + old] for old, new in _PLAIN.items()}
     groups, width = shape.query_groups, shape.hidden
-    qkv = [weights[f"{theirs}self_attn.{x}_proj.weight"].reshape(groups, -1, shape.head_dim, width) for x in "qkv"]
+    qkv = [
+        weights[f"{theirs}self_attn.{x}_proj.weight"].reshape(groups, -1, shape.head_dim, width)
+        for x in "qkv"
+    ]
     state[ours + "self_attention.linear_qkv.weight"] = torch.cat(qkv, 1).reshape(-1, width)
     gate, up = weights[theirs + "mlp.gate_proj.weight"], weights[theirs + "mlp.up_proj.weight"]
     state[ours + "mlp.linear_fc1.weight"] = torch.cat([gate, up])

@@ -72,8 +72,8 @@ def literals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_imports() -> Iterator[None]:
-    """Silences megatron-core's import-time remarks that optional GPU packages are absent."""
+def quiet() -> Iterator[None]:
+    """Silences megatron-core's remarks at import and construction about absent GPU packages and its own deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -94,7 +94,7 @@ def _replace_cuda_entry_points() -> None:
 
 
 def _replace_rng_functions() -> None:
-    with quiet_imports():
+    with quiet():
         from megatron.core.tensor_parallel import random as megatron_random
 
     def get_state(*_: object, **__: object) -> torch.Tensor:

@@ -18,7 +18,7 @@ from gyre_hpc.training.hf_weights import Tensors
 from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.training.tree_attention import TreeAttention, TreeContext, TreeRotary
 
-with host_backend.quiet_imports():
+with host_backend.quiet():
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import GPTModel
@@ -55,7 +55,7 @@ class Policy:
 def build_policy(shape: ModelShape) -> Policy:
     """Construct the policy with zero-copy flat buffers; weights are undefined until `load_state`."""
     context = TreeContext()
-    with host_backend.literals():
+    with host_backend.literals(), host_backend.quiet():
         model = GPTModel(
             config=_transformer_config(shape),
             transformer_layer_spec=_layer_spec(context),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from gyre_hpc.errors import CorruptRecord, MissingInput
@@ -63,16 +64,25 @@ class Demonstrations:
         np.cumsum([len(row.ids) for row in rows], out=offsets[1:])
         empty = np.zeros(0)
         ids = np.concatenate([empty, *(row.ids for row in rows)]).astype(np.int32)
-        return Demonstrations(ids, offsets, np.concatenate([empty, *(row.mask for row in rows)]).astype(np.uint8))
+        return Demonstrations(
+            ids, offsets, np.concatenate([empty, *(row.mask for row in rows)]).astype(np.uint8)
+        )
 
     @staticmethod
     def read(path: Path) -> Demonstrations:
         """Raises MissingInput or CorruptRecord naming the file."""
         if not path.is_file():
-            raise MissingInput(f"{path}: no such file", fix="make it with gyre warmstart, or set objective.replay_weight=0")
-        arrays = load_file(path)
+            raise MissingInput(
+                f"{path}: no such file", fix="make it with gyre warmstart, or set objective.replay_weight=0"
+            )
+        try:
+            arrays = load_file(path)
+        except SafetensorError as error:
+            raise CorruptRecord(f"{path}: {error}", fix="make it again") from error
         if set(arrays) != {"ids", "offsets", "mask"}:
-            raise CorruptRecord(f"{path}: arrays {sorted(arrays)}, not ids, mask, offsets", fix="make it again")
+            raise CorruptRecord(
+                f"{path}: arrays {sorted(arrays)}, not ids, mask, offsets", fix="make it again"
+            )
         found = Demonstrations(arrays["ids"], arrays["offsets"], arrays["mask"])
         whole = len(found.offsets) and found.offsets[0] == 0 and found.offsets[-1] == len(found.ids)
         if not whole or len(found.ids) != len(found.mask) or np.any(np.diff(found.offsets) <= 0):

@@ -34,7 +34,9 @@ class ModelShape:
         """From FOLDER/config.json. Raises MissingInput or ConfigError naming the file and key."""
         path = folder / "config.json"
         if not path.is_file():
-            raise MissingInput(f"{path}: no such file", fix="name a model folder in Hugging Face layout (model.path)")
+            raise MissingInput(
+                f"{path}: no such file", fix="name a model folder in Hugging Face layout (model.path)"
+            )
         return _parse(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]), path)
 
 

@@ -20,7 +20,7 @@ import torch
 from gyre_hpc.config import ObjectiveConfig, TrainerConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, IllegalTransition
 from gyre_hpc.records import Version
-from gyre_hpc.training import buffers, checkpoints, host_backend, objective
+from gyre_hpc.training import buffers, checkpoints, objective
 from gyre_hpc.training.buffers import Array
 from gyre_hpc.training.distributed import CellWorld, join_cell
 from gyre_hpc.training.hf_weights import hf_to_megatron, megatron_to_hf, read_hf_folder
@@ -123,7 +123,9 @@ class Trainer:
         for buffer in self._buffers.values():
             buffer.scale_gradients(1.0 / executions)
         replayed = self._replay(version if version is not None else Version(self.steps + 1))
-        norm = math.sqrt(sum(float(buffer.grad_data.double().square().sum()) for buffer in self._buffers.values()))
+        norm = math.sqrt(
+            sum(float(buffer.grad_data.double().square().sum()) for buffer in self._buffers.values())
+        )
         if not math.isfinite(norm):
             raise GyreError(
                 f"gradient norm is {norm} at optimizer step {self.steps + 1}: the weights were left as they are",
@@ -141,7 +143,9 @@ class Trainer:
         """Whole float32 weights under Hugging Face names; copies."""
         self._require_loaded("read the weights")
         tensors = megatron_to_hf(self._policy.state(), self.shape)
-        return {name: buffers.host_view(tensor.float().clone().contiguous()) for name, tensor in tensors.items()}
+        return {
+            name: buffers.host_view(tensor.float().clone().contiguous()) for name, tensor in tensors.items()
+        }
 
     def load_weights(self, arrays: Mapping[str, Array]) -> None:
         """Take weights under Hugging Face names, as a satellite does; optimizer state is left alone."""

@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from gyre_hpc.records import Int32
+from gyre_hpc.training import host_backend
 
-_BLOCK_ROWS = 256
+with host_backend.quiet():
+    from megatron.core.transformer.module import MegatronModule
+
+_BLOCK_ROWS = 128
 """Rows of a chain with ancestors are cut into blocks of this many: a block pays for at most this much masked area."""
 _CALL_PAIRS = 4096
 """Attention pairs (per head) that cost as much as one more block: decides between blocks and a dense mask."""
@@ -116,7 +119,9 @@ def _blocks(start: int, stop: int, spans: tuple[tuple[int, int], ...]) -> list[B
     blocks = []
     for first in range(start, stop, _BLOCK_ROWS):
         last = min(first + _BLOCK_ROWS, stop)
-        blocks.append(Block(first, last, _merge([*spans, (start, last)]), _corner(last - first, context + last - start)))
+        blocks.append(
+            Block(first, last, _merge([*spans, (start, last)]), _corner(last - first, context + last - start))
+        )
     return blocks
 
 

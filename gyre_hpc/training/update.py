@@ -14,7 +14,7 @@ from gyre_hpc.config import TrainerConfig
 from gyre_hpc.training import buffers, host_backend
 from gyre_hpc.training.buffers import Array
 
-with host_backend.quiet_imports():
+with host_backend.quiet():
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 
@@ -28,11 +28,13 @@ class Optimizer:
             group["weight_decay"] = weight_decay * group["wd_mult"]
 
     def step(self, learning_rate: float) -> None:
-        """Clip by the global norm and update the parameters from the gradient buffers."""
+        """Clip by the global norm and update the parameters from the gradient buffers, which the caller then clears."""
         for group in self._groups():
             group["lr"] = learning_rate
         with host_backend.literals():
             self._megatron.step()
+        # The step leaves parameter.grad aliased to the flat gradient; the next backward would then count itself twice.
+        self._megatron.zero_grad(set_to_none=True)
 
     def export(self, buffer: Any) -> dict[str, Array]:
         """Flat float32 arrays param, exp_avg, exp_avg_sq in the layout of the gradient buffer."""
