@@ -50,6 +50,8 @@ POLL_S: Final = 0.1
 """First wait between two looks at the rendezvous file; grows to ten times this, with jitter."""
 SEND_TIMEOUT_S: Final = 60.0
 """A peer whose socket takes no byte for so long gives the link up."""
+SILENT_HOST_S: Final = 120.0
+"""A controller's host that acknowledges no heartbeat for so long is gone: the kernel ends the connection."""
 
 
 class Link:
@@ -201,6 +203,7 @@ def _duplicate(sock: socket.socket) -> socket.socket:
     duplicate.settimeout(SEND_TIMEOUT_S)
     with contextlib.suppress(OSError):
         duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_HOST_S * 1000))
     return duplicate
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import itertools
 import logging
@@ -28,12 +29,26 @@ from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.region_files import remove_leftovers
 from gyre_hpc.transport.wire import HANDSHAKE_S, NONCE_BYTES, frame, proof, read_frame
 
-__all__ = ["Fragment", "Manifest", "PullFailed", "RegionKind", "RegionServer", "pull", "remove_leftovers"]
+__all__ = [
+    "Fragment",
+    "Manifest",
+    "PullFailed",
+    "RegionKind",
+    "RegionServer",
+    "pull",
+    "remove_leftovers",
+    "run_key",
+]
 
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 CHUNK: Final = 1 << 20
+
+
+def run_key(secret: bytes) -> str:
+    """Names the run's region folder on every host; tells nothing of the secret."""
+    return hashlib.sha256(b"gyre run key" + secret).hexdigest()[:16]
 
 
 class PullFailed(GyreError):

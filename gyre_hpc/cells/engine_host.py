@@ -1,0 +1,192 @@
+"""The rollout engine of a cell: its process, its memory, the weights it serves.
+
+`serve` ends only when the engine has confirmed the weights by checksum. Weights reach the engine as a safetensors
+folder on this host; the folder served last is kept, so that a restarted engine can load it without the core. A dead
+engine is restarted by `serve` and `serve_again`; nothing here restarts it behind the cell's back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy.typing as npt
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.engines.client import EngineClient, EngineUnreachable
+from gyre_hpc.engines.process import EngineProcess
+from gyre_hpc.engines.weights import CONFIG_FILE, weights_digest, write_weights
+from gyre_hpc.errors import CorruptRecord, GyreError
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CellId, Version
+
+log = logging.getLogger(__name__)
+
+Phases = dict[str, float]
+"""Seconds by name of a switch's phase."""
+
+
+@contextlib.contextmanager
+def timed(phases: Phases, name: str) -> Iterator[None]:
+    """Add the block's duration to `phases[name]`."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        phases[name] = phases.get(name, 0.0) + time.monotonic() - began
+
+
+class EngineHost:
+    """The engine of cell `cell`. `scratch` is a folder of this process, in memory where the host can."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: RunLayout,
+        cell: CellId,
+        incarnation: int,
+        log_folder: Path,
+        scratch: Path,
+    ) -> None:
+        self._layout = layout
+        self._scratch = scratch
+        self._process = EngineProcess(
+            config.engine,
+            layout.model,
+            Version(0),
+            log_folder / f"engine-{cell}.{incarnation}.log",
+            config.model.max_context,
+            seed=config.seed * 1000 + cell,
+            host=config.cluster.host,
+        )
+        self._session: aiohttp.ClientSession | None = None
+        self._client: EngineClient | None = None
+        self._released = False
+        self._served: tuple[Version, Path, str] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._booting: asyncio.Task[None] | None = None
+        self.address = ""
+        self.on_death: Callable[[str], None] = lambda cause: None
+        """Called on the event loop when the engine process ends without having been stopped."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._client is not None and self._process.poll() is None
+
+    def begin(self) -> None:
+        """Start the engine in the background; whoever needs it waits for it and meets its errors."""
+        self._booting = asyncio.create_task(self._start())
+
+    async def _booted(self) -> None:
+        booting, self._booting = self._booting, None
+        if booting is not None:
+            await booting
+
+    async def _start(self) -> None:
+        """Start the engine process on the run's starting model; it serves nothing until `serve`."""
+        await self._close_client()
+        self.address = await self._process.start()
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._client = EngineClient(self.address, self._session)
+        self._released = False
+        self._watch = asyncio.create_task(self._watch_process())
+
+    async def release(self) -> None:
+        """Give the engine's memory back; calls that still run are cut. A dead engine holds none."""
+        await self._booted()
+        if self._client is None or self._released:
+            return
+        try:
+            await self._client.pause("abort")
+            await self._client.release()
+        except EngineUnreachable:
+            if await self._survives():
+                raise
+        self._released = True
+
+    async def serve(self, version: Version, arrays: Mapping[str, npt.NDArray[Any]], phases: Phases) -> None:
+        """Load and confirm these weights as `version`, starting the engine if it is dead."""
+        folder = self._scratch / f"weights-v{version:06d}"
+        with timed(phases, "write"):
+            digest = await asyncio.to_thread(self._write, folder, arrays)
+        older = self._served
+        self._served = (version, folder, digest)
+        await self.serve_again(phases)
+        if older is not None and older[1] != folder:
+            shutil.rmtree(older[1], ignore_errors=True)
+
+    async def serve_again(self, phases: Phases) -> Version:
+        """Load and confirm the newest weights given to `serve`, starting the engine if it is dead."""
+        if self._served is None:
+            raise GyreError(
+                "the engine has no weights to serve", fix="send BecomeEngine with a weights region"
+            )
+        try:
+            await self._load(phases)
+        except EngineUnreachable:
+            if await self._survives():
+                raise
+            await self._load(phases)
+        return self._served[0]
+
+    async def stop(self) -> None:
+        """End the engine."""
+        for task in (self._watch, self._booting):
+            if task is not None:
+                task.cancel()
+        await self._close_client()
+        await self._process.stop()
+
+    async def _load(self, phases: Phases) -> None:
+        assert self._served is not None
+        version, folder, digest = self._served
+        with timed(phases, "start"):
+            await self._booted()
+            if not self.alive:
+                await self._start()
+        assert self._client is not None
+        with timed(phases, "resume"):
+            await self._client.pause("abort")
+            if self._released:
+                await self._client.resume()
+                self._released = False
+        with timed(phases, "load"):
+            await self._client.load(str(folder), version)
+        with timed(phases, "confirm"):
+            served = await self._client.checksum()
+        if served != digest:
+            raise CorruptRecord(
+                f"engine {self.address} serves weights {served}, version {version} is {digest}"
+            )
+        await self._client.resume_generation()
+
+    def _write(self, folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+        write_weights(arrays, folder)
+        shutil.copyfile(self._layout.model / CONFIG_FILE, folder / CONFIG_FILE)
+        return weights_digest(arrays)
+
+    async def _survives(self) -> bool:
+        """Whether the process is still there after it broke a connection; its end may be noticed a little later."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), 1.0)
+        return self.alive
+
+    async def _watch_process(self) -> None:
+        code = await self._process.wait()
+        self.on_death(f"engine process {self._process.pid} ended with code {code}")
+
+    async def _close_client(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        self._session = self._client = None

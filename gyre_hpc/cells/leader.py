@@ -1,0 +1,155 @@
+"""`python -m gyre_hpc.cells.leader --run RUN --cell I --incarnation K`: the leader process of one cell.
+
+It joins the controller's link to the cell's engine process, trainer thread and region server. Heartbeats come from the
+link's own thread. The process ends on Shutdown, on SIGTERM, when its link breaks (a successor of the controller starts
+cells of its own), or on an error, which it reports with Goodbye; its engine ends with it in every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from gyre_hpc.cells.cell import Cell, EngineDied
+from gyre_hpc.cells.engine_host import EngineHost
+from gyre_hpc.cells.trainer_host import TrainerHost
+from gyre_hpc.config import RunConfig, load_run_config
+from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CellId
+from gyre_hpc.transport.links import Link, read_secret
+from gyre_hpc.transport.messages import FromController, Goodbye, Hello, PeerKind, Shutdown
+from gyre_hpc.transport.region_files import make_owner_folder
+from gyre_hpc.transport.regions import RegionServer, run_key
+
+log = logging.getLogger("gyre_hpc.cells.leader")
+
+Queue = asyncio.Queue[FromController | EngineDied]
+ORPHANED = "the link to the controller is broken"
+
+
+class Leader:
+    """Everything one cell owns, from hello to goodbye."""
+
+    def __init__(
+        self, config: RunConfig, layout: RunLayout, cell: CellId, incarnation: int, link: Link
+    ) -> None:
+        secret = read_secret(layout)
+        owner = f"cell-{cell}.{incarnation}"
+        self._link = link
+        self._queue: Queue = asyncio.Queue()
+        self._stop = asyncio.Event()
+        self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}.{incarnation}")
+        self._engine = EngineHost(config, layout, cell, incarnation, layout.logs(link.epoch), self._scratch)
+        self._engine.on_death = self._engine_died
+        self._trainer = TrainerHost(config, layout)
+        self._regions = RegionServer(config.cluster.host, owner, run_key(secret), secret=secret)
+        self._cell = Cell(config, layout, secret, link.send, self._engine, self._trainer, self._regions)
+
+    async def run(self) -> str:
+        """Serve until told to end ("") or unable to go on (the reason)."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        await self._regions.start()
+        self._trainer.begin()
+        self._engine.begin()
+        try:
+            return await self._serve()
+        finally:
+            self._cell.end()
+            self._trainer.close()
+            await self._engine.stop()
+            self._regions.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def _serve(self) -> str:
+        tasks = [asyncio.create_task(work()) for work in (self._read, self._work, self._stopped)]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending)
+        return "; ".join(sorted(filter(None, (task.result() for task in done))))
+
+    async def _read(self) -> str:
+        """Queue what the controller sends; ends with Shutdown or the link."""
+        while (message := await self._link.receive()) is not None:
+            if isinstance(message, Shutdown):
+                log.info("shutdown: %s", message.reason)
+                return ""
+            self._queue.put_nowait(message)
+        return ORPHANED
+
+    async def _work(self) -> str:
+        """Carry out one message after another; the process border of the cell's work."""
+        while True:
+            message = await self._queue.get()
+            try:
+                await self._cell.handle(message)
+            except Exception as error:
+                log.exception("%s in %s", type(message).__name__, self._cell.role)
+                return f"{type(message).__name__}: {error}"
+
+    async def _stopped(self) -> str:
+        await self._stop.wait()
+        log.info("asked to end by a signal")
+        return ""
+
+    def _engine_died(self, cause: str) -> None:
+        if self._cell.engine_died(cause):
+            self._queue.put_nowait(EngineDied(cause))
+
+
+async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> str:
+    """One incarnation of a cell, from connecting to goodbye; returns why it ended ("" = as told)."""
+    config = load_run_config(layout.root)
+    if config.cluster.cell.ranks != 1:
+        raise ConfigError(
+            f"cluster.cell.ranks={config.cluster.cell.ranks}: a cell has one trainer rank",
+            fix="set cluster.cell.ranks=1",
+        )
+    hello = Hello(PeerKind.CELL, cell, os.getpid(), socket.gethostname(), "")
+    link = await Link.connect(
+        layout,
+        hello,
+        incarnation,
+        heartbeat_s=config.transport.heartbeat_s,
+        timeout_s=config.cluster.start_timeout_s,
+    )
+    reason = await Leader(config, layout, cell, incarnation, link).run()
+    link.send(Goodbye(reason))
+    await link.close()
+    return reason
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the leader process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.cells.leader", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="run folder")
+    parser.add_argument("--cell", type=int, required=True, help="index of the cell in the launch plan")
+    parser.add_argument("--incarnation", type=int, required=True, help="number of this start, growing")
+    args = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        reason = asyncio.run(lead(RunLayout(args.run.absolute()), CellId(args.cell), args.incarnation))
+    except GyreError as error:
+        log.critical("%s", error)
+        return error.exit_code
+    if reason:
+        log.critical("cell %d ends: %s", args.cell, reason)
+    return 1 if reason else 0
+
+
+if __name__ == "__main__":
+    # A trainer thread in the middle of a micro-step must not delay the end of a cell whose claims return anyway.
+    code = main()
+    logging.shutdown()
+    os._exit(code)
