@@ -215,6 +215,10 @@ class GatewayConfig:
     """Most seconds of our own holding that are given back to the harness clock."""
     fsync_s: float = 1.0
     """Longest time between group fsyncs of the call log."""
+    attach_grace_s: float = 60.0
+    """Seconds a call goes on after its client left, for a repeat of the request to attach to."""
+    engine_silence_s: float = 180.0
+    """Seconds without a token after which an engine counts as failed and its calls are moved."""
 
 
 @dataclass

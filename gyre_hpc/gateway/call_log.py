@@ -24,11 +24,11 @@ from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.gateway.frames import (
     FORMAT,
     MAGIC,
+    AttemptSealed,
     CallAccepted,
     CallDelivered,
     CallFinished,
     CallOpened,
-    AttemptSealed,
     Frame,
     LogOpened,
     TokensReceived,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gyre_hpc.gateway.rendering import Rendering
+
+from .fakes import RunningGateway
 
 SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
@@ -42,3 +45,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rendering(model_dir: Path) -> Rendering:
     return Rendering(model_dir, "qwen3", thinking=False)
+
+
+@pytest.fixture
+async def gateway(rendering: Rendering, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    running = await RunningGateway.start(rendering, tmp_path)
+    yield running
+    await running.stop()

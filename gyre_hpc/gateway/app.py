@@ -1,0 +1,302 @@
+"""The gateway without its wires: executions and their calls, from admission to the sealed record.
+
+server.py speaks HTTP for it, process.py obeys the controller through it. Order of a call: put the prompt together, attach
+to an earlier call or refuse what can be refused, log the opening, generate in a task of its own (it outlives its
+client), log the finish; server.py delivers and reports the client's coming and going.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from gyre_hpc.config import GatewayConfig
+from gyre_hpc.errors import StorageFull
+from gyre_hpc.gateway.call_log import CallLog
+from gyre_hpc.gateway.calls import Account, Call, CallLost, Execution
+from gyre_hpc.gateway.canonical import Request, call_id, digest
+from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
+from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind
+from gyre_hpc.gateway.dialects.chat import ChatCompletions
+from gyre_hpc.gateway.frames import (
+    AttemptSealed,
+    CallAccepted,
+    CallDelivered,
+    CallFinished,
+    CallOpened,
+    encode_int32,
+)
+from gyre_hpc.gateway.lineage import Lineage, Prompt
+from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.gateway.routing import Router
+from gyre_hpc.gateway.sampling import Sampler
+from gyre_hpc.records import Delivery, FinishReason, LeafRole
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 1 << 30
+ANTHROPIC, CHAT = AnthropicMessages(), ChatCompletions()
+
+
+class GatewayApp:
+    """One gateway. All methods belong to its event loop."""
+
+    def __init__(
+        self,
+        rendering: Rendering,
+        router: Router,
+        call_log: CallLog,
+        settings: GatewayConfig,
+        max_context: int,
+    ) -> None:
+        self.rendering = rendering
+        self.router = router
+        self.log = call_log
+        self.settings = settings
+        self.max_context = max_context
+        self.executions: dict[tuple[int, int], Execution] = {}
+        self._keys: dict[str, Execution] = {}
+        self._sampler = Sampler(rendering, router, call_log, settings.engine_silence_s, self._sampled)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.tokens = 0
+
+    # ---- executions -------------------------------------------------------------------------------
+
+    def open_execution(self, execution: int, attempt: int, key: str) -> None:
+        """Accept calls under `key`. A repeat changes nothing."""
+        known = self.executions.get((execution, attempt))
+        if known is None:
+            known = self.executions[execution, attempt] = Execution(
+                execution, attempt, Lineage(self.rendering)
+            )
+        self._keys[key] = known
+
+    async def close_execution(self, execution: int, attempt: int) -> tuple[Account, bool]:
+        """Refuse further calls, abandon running ones, make all records durable. (account, whether the log lacks any)."""
+        known = self.executions.get((execution, attempt))
+        if known is None:
+            return Account(), True
+        known.closing = True
+        self._keys = {key: item for key, item in self._keys.items() if item is not known}
+        for call in list(known.calls.values()):
+            await self._abandon(known, call)
+        self.log.append(AttemptSealed(execution, attempt, known.account.calls))
+        await self.log.sync()
+        del self.executions[execution, attempt]
+        return known.account, False
+
+    async def close(self) -> None:
+        """End every generation; undelivered calls are recorded as aborted."""
+        for execution in list(self.executions.values()):
+            for call in list(execution.calls.values()):
+                await self._abandon(execution, call)
+
+    def execution(self, key: str) -> Execution:
+        """The execution that may call under this key. Raises Refusal."""
+        execution = self._keys.get(key)
+        if execution is None:
+            raise Refusal(RefusalKind.NOT_FOUND, "no execution is open under this base URL")
+        return execution
+
+    # ---- one call -----------------------------------------------------------------------------------------------
+
+    def call(self, execution: Execution, request: Request, role: LeafRole) -> Call:
+        """The call that answers this request: an earlier one to attach to, or one that begins. Raises Refusal."""
+        prompt = execution.lineage.prompt(request)
+        self._accept(execution, request, prompt)
+        key = digest([prompt.digest, request.max_tokens, request.stop])
+        earlier = execution.by_request.get(key)
+        if earlier is not None and earlier.attachable:
+            if earlier.task is None and earlier.finish is None:
+                self._start(execution, earlier)
+            return earlier
+        budget = self._admit(execution, request, prompt)
+        return self._open(execution, request, prompt, key, budget, role)
+
+    def _admit(self, execution: Execution, request: Request, prompt: Prompt) -> int:
+        """Everything that can refuse a call; the output budget of one that is admitted."""
+        settings, account = self.settings, execution.account
+        room = self.max_context - prompt.context.length
+        if room < 1:
+            length, limit = prompt.context.length, self.max_context
+            raise Refusal(RefusalKind.TOO_LONG, "", tokens=length, limit=limit)
+        left = settings.max_sampled_tokens - account.tokens_sampled
+        if settings.max_calls and account.calls >= settings.max_calls:
+            account.budget_exhausted = True
+            raise Refusal(RefusalKind.BUDGET, f"the budget of {settings.max_calls} model calls is used up")
+        if settings.max_sampled_tokens and left < 1:
+            account.budget_exhausted = True
+            raise Refusal(
+                RefusalKind.BUDGET, f"the budget of {settings.max_sampled_tokens} output tokens is used up"
+            )
+        try:
+            self.log.check()
+        except StorageFull as error:
+            raise Refusal(RefusalKind.OVERLOADED, error.message) from error
+        wanted = request.max_tokens or settings.max_output_tokens
+        return min(wanted, settings.max_output_tokens, room, left if settings.max_sampled_tokens else wanted)
+
+    def _open(
+        self, execution: Execution, request: Request, prompt: Prompt, key: bytes, budget: int, role: LeafRole
+    ) -> Call:
+        """A call begins: recorded, then started."""
+        ordinal = execution.account.calls
+        execution.account.calls += 1
+        execution.account.prompt_tokens += prompt.context.length
+        context = prompt.context
+        call = Call(
+            id=call_id(execution.id, execution.attempt, ordinal),
+            context=context,
+            digest=prompt.digest,
+            request=key,
+            budget=budget,
+            stop=request.stop,
+        )
+        base, shared, delta = context.base()
+        context.call = context.call or call.id
+        self.log.append(
+            CallOpened(
+                call=call.id,
+                execution=execution.id,
+                attempt=execution.attempt,
+                ordinal=ordinal,
+                base=base,
+                shared=shared,
+                delta=encode_int32(delta),
+                context=prompt.digest,
+                request=key,
+                max_tokens=budget,
+                stop=request.stop,
+                constrained=request.constrained,
+                role_hint=role.value,
+                dialect=request.dialect,
+                started=call.started,
+                wishes=request.wishes,
+                reasons=tuple(prompt.reasons),
+            )
+        )
+        execution.calls[call.id] = call
+        execution.by_request[key] = call
+        self._start(execution, call)
+        return call
+
+    def _start(self, execution: Execution, call: Call) -> None:
+        call.task = self._spawn(self._generate(execution, call))
+
+    async def _generate(self, execution: Execution, call: Call) -> None:
+        """Generate to the end and record the finish, whatever the end is."""
+        try:
+            async with asyncio.timeout(call.started + self.settings.call_deadline_s - time.time()):
+                await self._sampler.run(execution, call)
+            self._complete(execution, call)
+        except CallLost as error:
+            call.lost = str(error)
+        except TimeoutError:
+            call.lost = f"call {call.id} was not complete within {self.settings.call_deadline_s:g} s"
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            call.lost = f"call {call.id}: {error!r}"
+            raise
+        finally:
+            call.go_on()
+            self._finish(execution, call)
+
+    def _complete(self, execution: Execution, call: Call) -> None:
+        """Read the answer and make it spliceable."""
+        assert call.ending is not None
+        answer = self.rendering.parse(call.ids)
+        if call.stop_sequence is not None:
+            answer = replace(answer, content=answer.content.split(call.stop_sequence)[0])
+        execution.lineage.answered(call.id, call.digest, call.ids, answer)
+        tools = call.ending is FinishReason.STOP and answer.tool_calls and call.stop_sequence is None
+        call.answer, call.finish = answer, FinishReason.TOOL_CALLS if tools else call.ending
+
+    def _finish(self, execution: Execution, call: Call) -> None:
+        """The call is over: recorded and accounted for, once."""
+        call.finish = call.finish or FinishReason.ABORT
+        account = execution.account
+        account.calls_lost += bool(call.lost)
+        account.calls_rerouted += call.reroutes > 0
+        account.held_s += call.held_s
+        account.tokens_recomputed += call.recomputed_tokens
+        if call.lost:
+            log.error("execution %d: %s", execution.id, call.lost)
+        self.log.append(
+            CallFinished(
+                call=call.id,
+                finish=call.finish.value,
+                tokens=len(call.ids),
+                finished=time.time(),
+                held_s=call.held_s,
+                recomputed_tokens=call.recomputed_tokens,
+                reroutes=call.reroutes,
+                lost=call.lost,
+            )
+        )
+        call.done.set()
+
+    def _sampled(self, execution: Execution, count: int) -> None:
+        self.tokens += count
+        execution.account.tokens_sampled += count
+
+    # ---- clients ------------------------------------------------------------------------------------------------
+
+    def arrive(self, call: Call) -> None:
+        call.clients += 1
+        if call.abandonment is not None:
+            call.abandonment.cancel()
+            call.abandonment = None
+
+    def leave(self, execution: Execution, call: Call) -> None:
+        """A client is served or gone. Nobody left: the generation goes on for a repeat to attach to, for a while."""
+        call.clients -= 1
+        if call.delivery is not Delivery.NONE and not execution.closing:
+            self.log.append(CallDelivered(call.id, call.delivery))
+        if call.delivery is Delivery.COMPLETE:
+            self._forget(execution, call)
+        elif call.clients == 0 and call.finish is None and call.task is not None:
+            loop = asyncio.get_running_loop()
+            call.abandonment = loop.call_later(self.settings.attach_grace_s, call.task.cancel)
+
+    def _accept(self, execution: Execution, request: Request, prompt: Prompt) -> None:
+        """Calls whose handles come back were accepted, however they were delivered."""
+        echoed = {call for turn in request.fresh for call in turn.calls} | set(prompt.spliced)
+        for name in echoed:
+            call = execution.calls.get(name)
+            if call is not None and not call.accepted:
+                call.accepted = True
+                self.log.append(CallAccepted(name))
+
+    @staticmethod
+    def _forget(execution: Execution, call: Call) -> None:
+        """A delivered call can neither be attached to nor change any more."""
+        execution.calls.pop(call.id, None)
+        if execution.by_request.get(call.request) is call:
+            del execution.by_request[call.request]
+
+    async def _abandon(self, execution: Execution, call: Call) -> None:
+        """End a call's generation; its records say how far it came."""
+        if call.abandonment is not None:
+            call.abandonment.cancel()
+        if call.task is not None:
+            call.task.cancel()
+            await asyncio.wait({call.task})
+        if call.finish is None:
+            call.lost = f"call {call.id} was cut by a restart of the gateway and never asked for again"
+            self._finish(execution, call)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a generation failed", exc_info=error)

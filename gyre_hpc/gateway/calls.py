@@ -1,0 +1,103 @@
+"""The state of calls and executions while they live. Plain data: who may change it is said at each class."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from gyre_hpc.gateway.canonical import History
+from gyre_hpc.gateway.lineage import Context, Lineage
+from gyre_hpc.gateway.rendering import ParsedAnswer
+from gyre_hpc.records import CellId, Delivery, FinishReason, Version
+
+
+class CallLost(Exception):
+    """A call that cannot be continued: no answer will ever be sent. The execution closes as infrastructure."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One generation. `sampling.Sampler` appends tokens, the app finishes it, `delivery` delivers it.
+
+    `budget` is the most output tokens; `ids`, `logprobs`, `versions` run in parallel; `prompt` are the prompt ids.
+    """
+
+    id: str
+    context: Context
+    digest: bytes
+    request: bytes
+    budget: int
+    stop: tuple[str, ...]
+    started: float = field(default_factory=time.time)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    ending: FinishReason | None = None
+    """Set by the sampler when the generation is complete."""
+    stop_sequence: str | None = None
+    answer: ParsedAnswer | None = None
+    finish: FinishReason | None = None
+    """Set when the call is over, complete or not."""
+    lost: str = ""
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    reroutes: int = 0
+    prefilled: bool = False
+    held_s: float = 0.0
+    held_since: float | None = None
+    delivery: Delivery = Delivery.NONE
+    accepted: bool = False
+    clients: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    abandonment: asyncio.TimerHandle | None = None
+
+    def hold(self) -> None:
+        """From here on the call waits for us, not for the model."""
+        if self.held_since is None:
+            self.held_since = time.monotonic()
+
+    def go_on(self) -> None:
+        """The model samples (again)."""
+        if self.held_since is not None:
+            self.held_s += time.monotonic() - self.held_since
+            self.held_since = None
+
+    @property
+    def attachable(self) -> bool:
+        """Undelivered, its client gone, and still to be had."""
+        open_end = self.finish is None or self.answer is not None
+        return self.clients == 0 and self.delivery is not Delivery.COMPLETE and open_end
+
+
+@dataclass
+class Account:
+    """What ExecutionSealed reports."""
+
+    calls: int = 0
+    calls_rerouted: int = 0
+    calls_lost: int = 0
+    tokens_sampled: int = 0
+    tokens_recomputed: int = 0
+    prompt_tokens: int = 0
+    held_s: float = 0.0
+    budget_exhausted: bool = False
+
+
+@dataclass(eq=False)
+class Execution:
+    """One attempt of an execution as the gateway knows it; all of it is freed when it is sealed.
+
+    `calls` holds what may still be attached to or accepted; `home` is the cell with its prefix pages.
+    """
+
+    id: int
+    attempt: int
+    lineage: Lineage
+    history: History = field(default_factory=History)
+    calls: dict[str, Call] = field(default_factory=dict)
+    by_request: dict[bytes, Call] = field(default_factory=dict)
+    home: CellId | None = None
+    closing: bool = False
+    account: Account = field(default_factory=Account)

@@ -1,0 +1,101 @@
+"""Hands one finished answer to one client, and keeps the connection alive until there is one.
+
+Nothing is sent before the first keep-alive or the complete answer, whichever comes first; the answer itself leaves in
+one piece. A call that is lost ends in a TCP reset: never a clean end, never an error event. `deliver` raises
+ConnectionError or CancelledError when the client is gone; what it received stands in `call.delivery`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gyre_hpc.gateway.calls import Call
+from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Reply
+from gyre_hpc.records import Delivery
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class WholeAnswer:
+    """An answer in one JSON body; white space before it is life."""
+
+    dialect: Dialect
+
+    def open(self) -> bytes:
+        return b""
+
+    def beat(self) -> bytes:
+        return b" "
+
+    def finish(self, reply: Reply) -> bytes:
+        return self.dialect.answer(reply)
+
+
+async def deliver(
+    request: web.Request,
+    call: Call,
+    stream: AnswerStream,
+    reply: Callable[[], Reply],
+    written: Callable[[], Awaitable[None]],
+    keepalive_s: float,
+) -> web.StreamResponse:
+    """Wait for the call, keeping the client alive, then send its answer."""
+    response: web.StreamResponse | None = None
+    while True:
+        try:
+            async with asyncio.timeout(keepalive_s):
+                await call.done.wait()
+                await written()
+            break
+        except TimeoutError:
+            if response is None:
+                response = await _start(request, stream)
+                await _write(response, stream.open())
+            await _write(response, stream.beat())
+    if call.answer is None:
+        reset(request)
+    body = stream.finish(reply())
+    if response is None:
+        body = stream.open() + body
+        response = await _start(request, stream, len(body))
+    if request.transport is None or request.transport.is_closing():
+        raise ConnectionResetError("the client is gone")
+    if call.delivery is Delivery.NONE:
+        call.delivery = Delivery.PARTIAL
+    await response.write(body)
+    await response.write_eof()
+    call.delivery = Delivery.COMPLETE
+    return response
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    if data:
+        await response.write(data)
+
+
+async def _start(request: web.Request, stream: AnswerStream, length: int | None = None) -> web.StreamResponse:
+    whole = isinstance(stream, WholeAnswer)
+    kind = "application/json" if whole else "text/event-stream; charset=utf-8"
+    response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+    if whole and length is not None:
+        response.content_length = length
+    await response.prepare(request)
+    return response
+
+
+def reset(request: web.Request) -> None:
+    """Cut the connection with a TCP reset. Raises ConnectionResetError."""
+    transport = request.transport
+    if transport is not None:
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        transport.abort()
+    raise ConnectionResetError("the call is lost: its connection is reset")

@@ -1,0 +1,98 @@
+"""Brings the executions of a restarted worker back from its call log.
+
+A call that was complete but not delivered answers a repeat at once; one that was cut goes on from its received tokens
+when it is asked for again (they are never sampled a second time), and counts as lost when it never is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gyre_hpc.gateway.app import GatewayApp
+from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
+from gyre_hpc.gateway.calls import Call, Execution
+from gyre_hpc.gateway.lineage import Context, Lineage
+from gyre_hpc.records import Delivery, FinishReason, Version
+
+
+def restore(gateway: GatewayApp, path: Path) -> int:
+    """Fill `gateway` with the executions that the log leaves open; how many. Raises CorruptRecord."""
+    reader = CallLogReader(path)
+    reader.poll()
+    for (id, attempt), calls in reader.executions.items():
+        execution = Execution(id, attempt, Lineage(gateway.rendering))
+        contexts: dict[str, Context] = {}
+        for logged in calls.values():
+            contexts[logged.opened.call] = context = _context(execution.lineage, logged, contexts)
+            _account(execution, logged)
+            _restore_call(gateway, execution, logged, context)
+        gateway.executions[id, attempt] = execution
+    return len(reader.executions)
+
+
+def _context(lineage: Lineage, logged: LoggedCall, contexts: dict[str, Context]) -> Context:
+    opened, base = logged.opened, logged.base
+    if base is None:
+        context = Context(None, logged.delta, len(logged.delta))
+    elif logged.length == opened.shared == base.length:
+        return contexts[base.opened.call]
+    else:
+        kept = opened.shared - base.length
+        tail = np.concatenate([base.output()[:kept], logged.delta])
+        spliced = base.opened.call if kept else ""
+        context = Context(contexts[base.opened.call], tail, logged.length, spliced, kept)
+    context.call = opened.call
+    lineage.contexts[opened.context] = context
+    return context
+
+
+def _account(execution: Execution, logged: LoggedCall) -> None:
+    account, finished = execution.account, logged.finished
+    account.calls = max(account.calls, logged.opened.ordinal + 1)
+    account.prompt_tokens += logged.length
+    account.tokens_sampled += sum(len(ids) for ids in logged.ids)
+    if finished is not None:
+        account.calls_rerouted += finished.reroutes > 0
+        account.calls_lost += bool(finished.lost)
+        account.tokens_recomputed += finished.recomputed_tokens
+        account.held_s += finished.held_s
+
+
+def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall, context: Context) -> None:
+    opened, finished = logged.opened, logged.finished
+    ids = logged.output().tolist()
+    if finished is not None and finished.finish == FinishReason.ABORT:
+        return
+    answer = stop = None
+    if finished is not None:
+        answer = gateway.rendering.parse(ids)
+        stop = next((stop for stop in opened.stop if stop in answer.content), None)
+        answer = replace(answer, content=answer.content.split(stop)[0] if stop else answer.content)
+        execution.lineage.answered(opened.call, opened.context, ids, answer)
+    if logged.delivery is Delivery.COMPLETE:
+        return
+    call = Call(
+        id=opened.call,
+        context=context,
+        digest=opened.context,
+        request=opened.request,
+        budget=opened.max_tokens,
+        stop=opened.stop,
+        started=opened.started,
+        ids=ids,
+        logprobs=[float(value) for part in logged.logprobs for value in part][: len(ids)],
+        versions=[Version(int(value)) for part in logged.versions for value in part][: len(ids)],
+        answer=answer,
+        stop_sequence=stop,
+        finish=FinishReason(finished.finish) if finished else None,
+        prefilled=bool(ids),
+        delivery=logged.delivery,
+        accepted=logged.accepted,
+    )
+    if finished is not None:
+        call.done.set()
+    execution.calls[call.id] = call
+    execution.by_request[call.request] = call

@@ -1,0 +1,36 @@
+"""Who asked: the role a request claims, from headers, system prompt and the last message. A hint, never an identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gyre_hpc.gateway.canonical import Request
+from gyre_hpc.records import LeafRole
+
+ROLE_HEADER = "x-agent-role"
+"""A harness that knows its roles says them here in our words."""
+SUB_AGENT_HEADERS = ("x-claude-code-agent-id", "x-parent-session-id")
+SUB_AGENT_MARK = b"cc_is_subagent=true"
+SUMMARY_WORDS = ("create a detailed summary of the conversation", "your task is to create a detailed summary")
+
+
+def role_hint(headers: Mapping[str, str], request: Request) -> LeafRole:
+    """The role this request claims; UNKNOWN when it claims none."""
+    claimed = headers.get(ROLE_HEADER, "")
+    if claimed in set(LeafRole):
+        return LeafRole(claimed)
+    sub_agent = any(name in headers for name in SUB_AGENT_HEADERS) or SUB_AGENT_MARK in bytes(request.raws[0])
+    summary = _asks_for_summary(request)
+    if sub_agent:
+        return LeafRole.SUB_AGENT_SUMMARY if summary else LeafRole.SUB_AGENT
+    if "x-claude-code-session-id" in headers:
+        return LeafRole.MAIN_SUMMARY if summary else LeafRole.MAIN
+    return LeafRole.UNKNOWN
+
+
+def _asks_for_summary(request: Request) -> bool:
+    """Whether the last turn is a compaction instruction."""
+    if not request.fresh or request.fresh[-1].role == "assistant":
+        return False
+    text = request.fresh[-1].content.lower()
+    return any(words in text for words in SUMMARY_WORDS)

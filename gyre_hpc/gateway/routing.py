@@ -1,0 +1,197 @@
+"""Which cell serves a call, and what happens to calls when a cell leaves.
+
+`RouteTable` is the pure core: cells, loads, choice. `Router` is the shell: calls wait in `acquire` while no cell is
+routable (publication, switching), hold a `Lease` while an engine samples for them, and are told through the lease
+when they must leave. A cell that failed once gets no call until the controller routes it again. A cell is routed by
+`Route` only; nothing here probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gyre_hpc.records import CellId, Version
+
+log = logging.getLogger(__name__)
+
+CUT_S = 30.0
+"""Seconds a call that was told to leave may take; the cell counts as left after that."""
+
+
+class Chunk(Protocol):
+    """Tokens sampled since the last chunk (engines.client.Chunk)."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> list[float]: ...
+    @property
+    def versions(self) -> list[Version]: ...
+    @property
+    def finish(self) -> str | None: ...
+    @property
+    def cached_tokens(self) -> int: ...
+
+
+class Engine(Protocol):
+    """The part of engines.client.EngineClient that a call needs."""
+
+    def generate(
+        self,
+        rid: str,
+        input_ids: Sequence[int],
+        max_new_tokens: int,
+        kv_key: str,
+        stop_token_ids: Sequence[int] = (),
+    ) -> AsyncIterator[Chunk]: ...
+
+    async def abort(self, rid: str) -> None: ...
+
+
+def kv_key(version: Version) -> str:
+    """KV namespace under the strict policy: nothing computed by other weights is ever used."""
+    return f"w{version}"
+
+
+@dataclass
+class Cell:
+    """One cell as the gateway sees it. `running` are the calls it samples for."""
+
+    id: CellId
+    address: str
+    capacity: int
+    version: Version
+    routable: bool = True
+    running: set[str] = field(default_factory=set)
+
+    @property
+    def load(self) -> float:
+        return len(self.running) / max(1, self.capacity)
+
+
+@dataclass
+class RouteTable:
+    """All cells ever routed. Pure."""
+
+    cells: dict[CellId, Cell] = field(default_factory=dict)
+
+    def route(self, id: CellId, address: str, capacity: int, version: Version) -> None:
+        """The cell serves `version` at `address`."""
+        running = self.cells[id].running if id in self.cells else set()
+        self.cells[id] = Cell(id, address, capacity, version, True, running)
+
+    def block(self, id: CellId) -> None:
+        """No new calls for the cell."""
+        if id in self.cells:
+            self.cells[id].routable = False
+
+    def choose(self, preferred: CellId | None) -> Cell | None:
+        """The cell that holds the execution's pages while it has room, else the least loaded; None = wait."""
+        open_cells = [cell for cell in self.cells.values() if cell.routable]
+        home = next((cell for cell in open_cells if cell.id == preferred), None)
+        if home is not None and home.load < 1:
+            return home
+        return min(open_cells, key=lambda cell: (cell.load, cell.id != preferred, cell.id), default=None)
+
+
+@dataclass(eq=False)
+class Lease:
+    """One call's place on one cell. `leave` is set when the call must go; `gone`: nothing can be asked of the engine."""
+
+    call: str
+    cell: CellId
+    address: str
+    version: Version
+    engine: Engine
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: bool = False
+
+
+class Router:
+    """The asyncio shell around the table."""
+
+    def __init__(self, connect: Callable[[str], Engine], fault: Callable[[CellId, str], None]) -> None:
+        self.table = RouteTable()
+        self._connect = connect
+        self._fault = fault
+        self._leases: dict[CellId, set[Lease]] = {}
+        self._changed = asyncio.Event()
+        self.waiting = 0
+
+    def running(self) -> dict[int, int]:
+        """Calls per cell."""
+        return {int(id): len(cell.running) for id, cell in self.table.cells.items()}
+
+    def route(self, id: CellId, address: str, capacity: int, version: Version) -> None:
+        """Send calls to the cell. Calls it still runs under another version or address are moved first."""
+        known = self.table.cells.get(id)
+        if known is not None and (known.address, known.version) != (address, version):
+            self._tell(id, gone=known.address != address)
+        self.table.route(id, address, capacity, version)
+        self._wake()
+
+    async def unroute(self, id: CellId, drain_s: float, *, gone: bool = False) -> int:
+        """Empty the cell: no new calls, `drain_s` to finish, then cut. Returns how many calls were cut."""
+        self.table.block(id)
+        if drain_s > 0 and not gone:
+            await self._emptied(id, drain_s)
+        cut = self._tell(id, gone=gone)
+        if not await self._emptied(id, CUT_S):
+            log.error("cell %d: %d calls did not leave within %.0f s", id, len(self._leases[id]), CUT_S)
+        return cut
+
+    async def acquire(self, call: str, preferred: CellId | None) -> Lease:
+        """A place on a cell; waits while there is none."""
+        self.waiting += 1
+        try:
+            while (cell := self.table.choose(preferred)) is None:
+                await self._changed.wait()
+        finally:
+            self.waiting -= 1
+        lease = Lease(call, cell.id, cell.address, cell.version, self._connect(cell.address))
+        cell.running.add(call)
+        self._leases.setdefault(cell.id, set()).add(lease)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """The call samples there no more."""
+        self.table.cells[lease.cell].running.discard(lease.call)
+        self._leases[lease.cell].discard(lease)
+        if not self._leases[lease.cell]:
+            self._wake()
+
+    def failed(self, lease: Lease, cause: str) -> None:
+        """The engine did not do its part: out of use until it is routed again."""
+        cell = self.table.cells[lease.cell]
+        if cell.routable and cell.address == lease.address and not lease.leave.is_set():
+            log.warning("cell %d failed: %s", lease.cell, cause)
+            cell.routable = False
+            self._fault(lease.cell, cause)
+
+    def _tell(self, id: CellId, *, gone: bool) -> int:
+        """Tell every call on the cell to leave."""
+        leases = [
+            lease for lease in self._leases.get(id, ()) if not lease.leave.is_set() or gone > lease.gone
+        ]
+        for lease in leases:
+            lease.gone = gone
+            lease.leave.set()
+        return len(leases)
+
+    async def _emptied(self, id: CellId, timeout_s: float) -> bool:
+        """Whether no call runs on the cell within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._leases.get(id):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

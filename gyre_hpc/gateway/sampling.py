@@ -1,0 +1,188 @@
+"""Drives one call through engines until its generation is complete.
+
+Law: a received token is never discarded or sampled again. Whatever happens to an engine, the call goes on elsewhere with
+prompt + received tokens and the remaining budget; a stop token received means complete. The loop ends with
+`call.ending` set, or raises CallLost when no engine can continue it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import cast
+
+from gyre_hpc.engines.client import EngineRefused, EngineUnreachable
+from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.gateway.call_log import CallLog
+from gyre_hpc.gateway.calls import Call, CallLost, Execution
+from gyre_hpc.gateway.frames import TokensReceived, encode_float32, encode_int32
+from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.gateway.routing import Chunk, Lease, Router, kv_key
+from gyre_hpc.records import FinishReason, Version
+
+BARREN_MOVES = 5
+"""Engines in a row that failed a call without a token before it counts as lost: it may be what kills them."""
+ABORT_S = 5.0
+"""Seconds an engine gets to end a cut stream at a token boundary; what was received counts either way."""
+BAD_REQUEST = 400
+
+
+class Sampler:
+    """One per gateway; `run` once per call."""
+
+    def __init__(
+        self,
+        rendering: Rendering,
+        router: Router,
+        call_log: CallLog,
+        silence_s: float,
+        sampled: Callable[[Execution, int], None],
+    ) -> None:
+        self._rendering = rendering
+        self._router = router
+        self._log = call_log
+        self._silence_s = silence_s
+        self._sampled = sampled
+        self._stop_ids = frozenset(rendering.stop_ids)
+
+    async def run(self, execution: Execution, call: Call) -> None:
+        """Returns with the generation complete. Raises CallLost."""
+        barren = 0
+        self._judge(call, None)
+        while call.ending is None:
+            call.hold()
+            received = len(call.ids)
+            lease = await self._router.acquire(call.id, execution.home)
+            execution.home = lease.cell
+            try:
+                failed = await self._serve(execution, call, lease)
+            finally:
+                self._router.release(lease)
+            if call.ending is None:
+                call.reroutes += 1
+            barren = barren + 1 if failed and len(call.ids) == received else 0
+            if barren >= BARREN_MOVES and call.ending is None:
+                raise CallLost(f"{barren} engines in a row failed call {call.id} without a token")
+        call.go_on()
+
+    async def _serve(self, execution: Execution, call: Call, lease: Lease) -> bool:
+        """Sample on one cell until complete, told to leave, or failed. Returns whether the engine failed."""
+        if not call.prefilled:
+            call.go_on()
+        rid = f"{call.id}.{call.reroutes}."
+        stream = asyncio.create_task(self._consume(execution, call, lease, rid))
+        leave = asyncio.create_task(lease.leave.wait())
+        try:
+            await asyncio.wait({stream, leave}, return_when=asyncio.FIRST_COMPLETED)
+            if not stream.done():
+                call.hold()
+                await self._cut(stream, lease, rid)
+        finally:
+            leave.cancel()
+            stream.cancel()
+            await asyncio.wait({stream})
+        return self._verdict(call, lease, stream)
+
+    async def _cut(self, stream: asyncio.Task[str | None], lease: Lease, rid: str) -> None:
+        """End the stream at a token boundary and take what it still brings."""
+        if lease.gone:
+            return
+        with contextlib.suppress(EngineUnreachable, EngineRefused, TimeoutError):
+            async with asyncio.timeout(ABORT_S):
+                await lease.engine.abort(rid)
+                await asyncio.wait({stream})
+
+    def _verdict(self, call: Call, lease: Lease, stream: asyncio.Task[str | None]) -> bool:
+        """Whether the engine failed; reports it if so."""
+        if call.ending is not None:
+            if not stream.cancelled():
+                stream.exception()
+            return False
+        cause = "the stream was cut"
+        if not stream.cancelled():
+            error = stream.exception()
+            if isinstance(error, EngineRefused) and error.status == BAD_REQUEST:
+                raise CallLost(f"call {call.id}: {error.message}")
+            if error is not None and not isinstance(
+                error, EngineUnreachable | EngineRefused | ProtocolViolation | TimeoutError
+            ):
+                raise error
+            cause = f"{type(error).__name__}: {error}" if error else f"a call ended with {stream.result()!r}"
+        if lease.leave.is_set():
+            return False
+        self._router.failed(lease, cause)
+        return True
+
+    async def _consume(self, execution: Execution, call: Call, lease: Lease, rid: str) -> str | None:
+        """Take chunks until the engine ends the stream or the call is complete; the engine's finish."""
+        prompt = call.context.ids().tolist() + call.ids
+        generated = lease.engine.generate(
+            rid, prompt, call.budget - len(call.ids), kv_key(lease.version), self._rendering.stop_ids
+        )
+        first = True
+        async with contextlib.aclosing(cast("AsyncGenerator[Chunk, None]", generated)) as chunks:
+            while True:
+                async with asyncio.timeout(self._silence_s):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return None
+                if first:
+                    self._started(call, len(prompt), chunk.cached_tokens)
+                    first = False
+                self._take(execution, call, chunk)
+                if call.ending is not None or chunk.finish:
+                    return chunk.finish
+
+    @staticmethod
+    def _started(call: Call, prompt: int, cached: int) -> None:
+        call.go_on()
+        if call.prefilled:
+            call.recomputed_tokens += max(0, prompt - cached)
+        else:
+            call.cached_tokens = cached
+        call.prefilled = True
+
+    def _take(self, execution: Execution, call: Call, chunk: Chunk) -> None:
+        """Record the tokens of a chunk, up to a stop token or the end of the budget."""
+        count = min(len(chunk.ids), call.budget - len(call.ids))
+        end = next((i + 1 for i, token in enumerate(chunk.ids[:count]) if token in self._stop_ids), count)
+        ids, logprobs, versions = chunk.ids[:end], chunk.logprobs[:end], chunk.versions[:end]
+        if ids:
+            call.ids += ids
+            call.logprobs += logprobs
+            call.versions += versions
+            self._log.append(
+                TokensReceived(call.id, encode_int32(ids), encode_float32(logprobs), _pack_versions(versions))
+            )
+            self._sampled(execution, len(ids))
+        self._judge(call, chunk.finish)
+
+    def _judge(self, call: Call, finish: str | None) -> None:
+        """Set `call.ending` when the generation is complete."""
+        if (
+            (call.stop and self._stopped(call))
+            or (call.ids and call.ids[-1] in self._stop_ids)
+            or finish == "stop"
+        ):
+            call.ending = FinishReason.STOP
+        elif len(call.ids) >= call.budget or finish == "length":
+            call.ending = FinishReason.LENGTH
+
+    def _stopped(self, call: Call) -> bool:
+        """Look for a stop string in the joined text; cut the output behind the token that completes it."""
+        text = self._rendering.text(call.ids)
+        found = [stop for stop in call.stop if stop and stop in text]
+        if not found:
+            return False
+        call.stop_sequence = min(found, key=text.index)
+        count = len(call.ids)
+        while count > 1 and call.stop_sequence in self._rendering.text(call.ids[: count - 1]):
+            count -= 1
+        del call.ids[count:], call.logprobs[count:], call.versions[count:]
+        return True
+
+
+def _pack_versions(versions: list[Version]) -> bytes:
+    same = len(set(versions)) == 1
+    return encode_int32([int(version) for version in (versions[:1] if same else versions)])

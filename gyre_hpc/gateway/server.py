@@ -1,0 +1,148 @@
+"""The HTTP face of the gateway: `/x/<key>/[v1/]...`, one key per attempt as identity and credential.
+
+Generations are POST messages and POST chat/completions; count_tokens, models and HEAD probes are answered here and leave
+no record. Serve it with `handler_cancellation=True`, so that a client that leaves is noticed at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gyre_hpc.gateway.app import GatewayApp
+from gyre_hpc.gateway.calls import Call
+from gyre_hpc.gateway.delivery import WholeAnswer, deliver
+from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
+from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, RefusalKind, Reply
+from gyre_hpc.gateway.dialects.chat import ChatCompletions
+from gyre_hpc.gateway.roles import role_hint
+
+MAX_BODY = 1 << 30
+MODEL = "policy"
+ANTHROPIC, CHAT = AnthropicMessages(), ChatCompletions()
+
+
+def web_app(gateway: GatewayApp) -> web.Application:
+    """The routes over one gateway."""
+    server = GatewayServer(gateway)
+    app = web.Application(client_max_size=MAX_BODY)
+    for version in ("/v1", ""):
+        base = "/x/{key}" + version
+        app.router.add_post(f"{base}/messages", server.messages)
+        app.router.add_post(f"{base}/messages/count_tokens", server.count_tokens)
+        app.router.add_post(f"{base}/chat/completions", server.chat)
+        app.router.add_get(f"{base}/models", server.models, allow_head=False)
+        app.router.add_get(f"{base}/models/{{model}}", server.models, allow_head=False)
+    app.router.add_route("HEAD", "/x/{key}{rest:.*}", server.probe)
+    app.router.add_route("*", "/{rest:.*}", server.unknown)
+    return app
+
+
+class GatewayServer:
+    """Handlers."""
+
+    def __init__(self, gateway: GatewayApp) -> None:
+        self.gateway = gateway
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, ANTHROPIC)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, CHAT)
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        try:
+            execution = self.gateway.execution(request.match_info["key"])
+            asked = ANTHROPIC.read(await request.read(), execution.history)
+            prompt = self.gateway.rendering.render(asked.messages(0, len(asked.units)), asked.tools)
+        except Refusal as refusal:
+            return _refused(ANTHROPIC, refusal)
+        return _json({"input_tokens": len(prompt)})
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self.gateway.execution(request.match_info["key"])
+        except Refusal as refusal:
+            return _refused(_dialect(request), refusal)
+        wanted = request.match_info.get("model")
+        entry = _model_entry(wanted or MODEL)
+        listing = {"object": "list", "data": [entry], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return _json(entry if wanted else listing)
+
+    async def probe(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self.gateway.execution(request.match_info["key"])
+        except Refusal:
+            return web.Response(status=404)
+        return web.Response()
+
+    async def unknown(self, request: web.Request) -> web.StreamResponse:
+        text = f"{request.method} {request.path}: not found"
+        return _refused(_dialect(request), Refusal(RefusalKind.NOT_FOUND, text))
+
+    async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        gateway = self.gateway
+        body = await request.read()
+        try:
+            execution = gateway.execution(request.match_info["key"])
+            asked = dialect.read(body, execution.history)
+            call = gateway.call(execution, asked, role_hint(request.headers, asked))
+        except Refusal as refusal:
+            return _refused(dialect, refusal)
+        model = asked.model
+        grammar: AnswerStream = WholeAnswer(dialect)
+        if asked.stream:
+            grammar = dialect.stream(asked, call.id, int(call.started), call.context.length)
+        del asked, body
+        gateway.arrive(call)
+        keepalive_s = gateway.settings.keepalive_s
+        try:
+            return await deliver(
+                request, call, grammar, lambda: _reply(call, model), gateway.log.written, keepalive_s
+            )
+        finally:
+            gateway.leave(execution, call)
+
+
+def _reply(call: Call, model: str) -> Reply:
+    assert call.answer is not None and call.finish is not None
+    return Reply(
+        call=call.id,
+        model=model,
+        created=int(call.started),
+        answer=call.answer,
+        finish=call.finish,
+        stop_sequence=call.stop_sequence,
+        prompt_tokens=call.context.length,
+        output_tokens=len(call.ids),
+        cached_tokens=call.cached_tokens,
+    )
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
+    status, body = dialect.error(refusal)
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def _dialect(request: web.Request) -> Dialect:
+    """The dialect a client speaks outside the generation paths, for an error in its words."""
+    return ANTHROPIC if "anthropic-version" in request.headers or "/messages" in request.path else CHAT
+
+
+def _model_entry(name: str) -> dict[str, Any]:
+    """One model in the words of both vendors."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "gyre_hpc",
+    }
