@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A real Slurm of several nodes on this one machine: for development and CI. As root; no systemd, no cgroup, no docker.
 #
+#   bash slurm/dev_cluster.sh install            install the missing Debian packages (up does it too)
 #   bash slurm/dev_cluster.sh up                 install what is missing, start, wait until every node is idle
 #   eval "$(bash slurm/dev_cluster.sh env)"      point srun, sbatch, squeue of this shell at it
 #   bash slurm/dev_cluster.sh status             nodes and jobs
@@ -35,6 +36,7 @@ until_true() { # SECONDS COMMAND...: retry until it succeeds; fails when the tim
 }
 
 install_packages() { # libpmix2 is loaded by Slurm's mpi/pmix plugin but no package depends on it
+    ((EUID == 0)) || die "needs root (it installs packages and starts slurmd): use sudo"
     local missing=() package policy=/usr/sbin/policy-rc.d made=
     for package in slurmctld slurmd slurm-client munge libpmix2; do
         [[ $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) == *' installed' ]] || missing+=("$package")
@@ -151,7 +153,6 @@ all_ready() { # a call blocks for seconds while there is no slurmctld: never wit
 }
 
 up() {
-    ((EUID == 0)) || die "up needs root (it installs packages and starts slurmd): use sudo"
     install_packages
     make_folders
     runs "$root/run/slurmctld.pid" || write_config
@@ -208,6 +209,7 @@ down() {
 }
 
 case ${1:-} in
+install) install_packages ;;
 up) up ;;
 down) down ;;
 status) sinfo -N -p debug -o '%N %t %c %m %G'; squeue -o '%i %j %T %N'; squeue -s ;;

@@ -1,0 +1,360 @@
+"""What a cell does with each message, with an engine and a trainer that only remember."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import pytest_asyncio
+
+from gyre_hpc.cells.cell import Cell, EngineDied
+from gyre_hpc.cells.engine_host import Phases
+from gyre_hpc.cells.roles import CellRole
+from gyre_hpc.config import ModelConfig, RunConfig
+from gyre_hpc.engines.client import EngineUnreachable
+from gyre_hpc.errors import IllegalTransition
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CellId, GroupId, Version
+from gyre_hpc.schedule.protocol import Role
+from gyre_hpc.trajectories.micro_steps import MicroStep
+from gyre_hpc.transport.messages import (
+    BatchCommitted,
+    BecomeEngine,
+    BecomeTrainer,
+    CellSwitched,
+    Claim,
+    Claimed,
+    CommitBatch,
+    CommitFailed,
+    Contribution,
+    ContributionCommitted,
+    EngineDown,
+    FlushContribution,
+    Manifest,
+    Message,
+    MicroStepDone,
+    MicroStepRef,
+    PublishWeights,
+    RegionKind,
+    RestoreTrainer,
+    StartBatch,
+    SwitchFailed,
+    TrainerRestored,
+    WeightsPublished,
+    WorkReady,
+)
+from gyre_hpc.transport.regions import PullFailed, RegionServer, pull
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+V0, V1 = Version(0), Version(1)
+
+
+class Engine:
+    """Serves what it is given; `broken` makes every operation fail."""
+
+    def __init__(self) -> None:
+        self.address, self.alive, self.broken, self.released = "http://engine", True, False, False
+        self.served: Version | None = None
+
+    async def release(self) -> None:
+        self._check()
+        self.released = True
+
+    async def serve(self, version: Version, arrays: Arrays, phases: Phases) -> None:
+        self._check()
+        self.served, self.alive, self.released = version, True, False
+
+    async def serve_again(self, phases: Phases) -> Version:
+        self._check()
+        assert self.served is not None
+        self.alive = True
+        return self.served
+
+    def _check(self) -> None:
+        if self.broken:
+            raise EngineUnreachable("engine is broken")
+
+
+class Trainer:
+    """Its gradient is the sum of the tokens of its micro-steps."""
+
+    def __init__(self) -> None:
+        self.version, self.layout_digest = V0, "layout"
+        self.weight, self.gradient, self.open, self.resident = 1.0, 0.0, False, False
+
+    async def leave(self) -> None:
+        self.resident = False
+
+    async def enter(self) -> None:
+        self.resident = True
+
+    async def load_weights(self, arrays: Arrays, version: Version) -> None:
+        assert not self.open
+        self.weight, self.version = float(arrays["w"][0]), version
+
+    async def restore_from(self, folder: Path, version: Version, *, resident: bool) -> Arrays:
+        await self.clear()
+        assert resident == self.resident
+        self.version = version
+        return {"w": np.array([self.weight])}
+
+    async def micro_step(self, step: MicroStep) -> tuple[dict[str, float], float]:
+        assert self.resident
+        self.gradient, self.open = self.gradient + step.tokens, True
+        return {"tokens": float(step.tokens)}, 0.1
+
+    async def take_gradient(self, consume: Callable[[Arrays], Manifest]) -> Manifest:
+        manifest = consume({"grad": np.array([self.gradient])})
+        await self.clear()
+        return manifest
+
+    async def clear(self) -> None:
+        self.gradient, self.open = 0.0, False
+
+    async def commit(
+        self, contributions: Sequence[Arrays], executions: int, version: Version
+    ) -> dict[str, float]:
+        total = self.gradient + sum(float(arrays["grad"][0]) for arrays in contributions)
+        self.weight, self.version = self.weight + total / executions, version
+        await self.clear()
+        return {"grad_norm": total}
+
+    async def publish(self, checkpoint: Path | None, version: Version, *, resident: bool) -> Arrays:
+        assert resident == self.resident
+        return {"w": np.array([self.weight])}
+
+
+class Bench:
+    """A cell between fakes; `said` is what it has sent since the last look."""
+
+    def __init__(self, layout: RunLayout, regions: RegionServer) -> None:
+        self.regions, self.engine, self.trainer = regions, Engine(), Trainer()
+        self.sent: list[Message] = []
+        config = RunConfig(model=ModelConfig(path="unused"))
+        self.cell = Cell(
+            config,
+            layout,
+            b"",
+            self.sent.append,
+            self.engine,  # type: ignore[arg-type]
+            self.trainer,  # type: ignore[arg-type]
+            regions,
+        )
+
+    async def tell(self, *messages: Message | EngineDied) -> list[Message]:
+        """Send messages; returns what the cell answered."""
+        self.sent.clear()
+        for message in messages:
+            await self.cell.handle(message)
+        return list(self.sent)
+
+    def weights(self, version: Version = V0, value: float = 1.0) -> Manifest:
+        return self.regions.publish(RegionKind.WEIGHTS, "policy", version, "layout", {"w": np.array([value])})
+
+    def micro_step(self, index: int, tokens: int) -> MicroStepRef:
+        ids, one = np.arange(tokens, dtype=np.int32), np.zeros(1, np.int32)
+        step = MicroStep(
+            id=f"0.{index}",
+            group=0,
+            ids=ids,
+            tin=np.zeros(tokens, np.int32),
+            tout=np.full(tokens, 1, np.int32),
+            pos=ids,
+            row=one,
+            target=one + 1,
+            path=one,
+            weight=np.ones(1, np.float32),
+            advantage=np.ones(1, np.float32),
+            behaviour_logprob=np.full(1, -1.0, np.float32),
+            version=one,
+            path_execution=one,
+        )
+        manifest = self.regions.publish(RegionKind.MICRO_STEPS, step.id, 0, "", step.to_arrays())
+        return MicroStepRef(step.id, GroupId(0), V0, tokens, 1, manifest)
+
+    async def train(self, *, core: bool) -> None:
+        """Through rollout into training, in batch 0."""
+        await self.tell(BecomeEngine(V0, self.weights()))
+        await self.tell(BecomeTrainer(0, core, None if core else self.weights(), V0), StartBatch(0, V0, None))
+
+
+@pytest_asyncio.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    regions = RegionServer("127.0.0.1", "cell-0", uuid.uuid4().hex)
+    await regions.start()
+    yield Bench(RunLayout(tmp_path), regions)
+    regions.close()
+
+
+async def test_an_engine_serves_before_the_cell_says_so(bench: Bench) -> None:
+    (switched,) = await bench.tell(BecomeEngine(V0, bench.weights()))
+    assert isinstance(switched, CellSwitched)
+    assert (switched.role, switched.version, switched.address) == (Role.ROLLOUT, V0, "http://engine")
+    assert bench.engine.served == V0
+
+
+async def test_a_satellite_pulls_the_cores_weights_before_it_trains(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights()))
+    (switched,) = await bench.tell(BecomeTrainer(0, False, bench.weights(V1, 5.0), V1))
+    assert isinstance(switched, CellSwitched)
+    assert (switched.role, switched.version) == (Role.TRAINING, V1)
+    assert bench.engine.released and bench.trainer.resident and bench.trainer.weight == 5.0
+
+
+async def test_a_satellite_without_a_snapshot_reports_the_weights_it_has(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights()))
+    (switched,) = await bench.tell(BecomeTrainer(0, False, None, V1))
+    assert isinstance(switched, CellSwitched) and switched.version == V0
+    assert await bench.tell(StartBatch(0, V1, bench.weights(V1, 5.0))) == [Claim(0)]
+    assert bench.trainer.version == V1
+
+
+async def test_one_claim_is_out_at_a_time_and_an_empty_answer_waits_for_work(bench: Bench) -> None:
+    await bench.train(core=False)
+    assert await bench.tell(WorkReady(0)) == []
+    assert await bench.tell(Claimed(0, None)) == []
+    assert await bench.tell(WorkReady(7)) == []
+    assert await bench.tell(WorkReady(0)) == [Claim(0)]
+    done, claim = await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    assert isinstance(done, MicroStepDone)
+    assert (done.batch, done.micro_step, done.metrics) == (0, "0.0", {"tokens": 4.0})
+    assert claim == Claim(0)
+
+
+async def test_a_satellites_gradient_leaves_at_the_flush_and_stays_until_it_is_committed(
+    bench: Bench,
+) -> None:
+    await bench.train(core=False)
+    await bench.tell(Claimed(0, bench.micro_step(0, 4)), Claimed(0, bench.micro_step(1, 3)))
+    (contribution,) = await bench.tell(FlushContribution(0))
+    assert isinstance(contribution, Contribution) and contribution.manifest is not None
+    assert contribution.micro_steps == ("0.0", "0.1")
+    assert not bench.trainer.open
+    await bench.tell(BecomeEngine(V0, bench.weights()))
+    assert (await pull(contribution.manifest, deadline_s=30.0))["grad"] == [7.0]
+    await bench.tell(ContributionCommitted(0))
+    with pytest.raises(PullFailed):
+        await pull(contribution.manifest, deadline_s=30.0)
+
+
+async def test_a_satellite_that_did_nothing_contributes_nothing(bench: Bench) -> None:
+    await bench.train(core=False)
+    assert await bench.tell(Claimed(0, None), FlushContribution(0)) == [Contribution(0, (), None)]
+
+
+async def test_the_core_keeps_its_gradient_and_adds_the_others_in_order(bench: Bench) -> None:
+    await bench.train(core=True)
+    await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    assert await bench.tell(FlushContribution(0)) == [Contribution(0, ("0.0",), None)]
+    other = bench.regions.publish(RegionKind.GRADIENT, "batch-0", 0, "layout", {"grad": np.array([6.0])})
+    commit = CommitBatch(0, V1, 2, ((CellId(1), other),))
+    assert await bench.tell(commit) == [BatchCommitted(0, V1, {"grad_norm": 10.0})]
+    assert bench.trainer.weight == 6.0
+
+
+async def test_a_contribution_that_cannot_be_pulled_changes_nothing(bench: Bench) -> None:
+    await bench.train(core=True)
+    await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    good, lost = (
+        bench.regions.publish(RegionKind.GRADIENT, f"batch-{cell}", 0, "layout", {"grad": np.array([6.0])})
+        for cell in (1, 2)
+    )
+    bench.regions.drop(lost)
+    lost = msgspec.structs.replace(lost, address="127.0.0.1:1")
+    (failed,) = await bench.tell(CommitBatch(0, V1, 2, ((CellId(1), good), (CellId(2), lost))))
+    assert isinstance(failed, CommitFailed) and failed.cell == 2
+    assert bench.trainer.gradient == 4.0 and bench.trainer.version == V0
+    assert await bench.tell(Claimed(0, None), WorkReady(0)) == [Claim(0)]
+
+
+async def test_a_core_that_leaves_in_the_middle_of_a_batch_goes_on_where_it_was(bench: Bench) -> None:
+    await bench.train(core=True)
+    await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    await bench.tell(BecomeEngine(V0, bench.weights()))
+    assert await bench.tell(Claimed(0, bench.micro_step(1, 3))) == []
+    switched, done, claim = await bench.tell(BecomeTrainer(0, True, None, V0))
+    assert isinstance(switched, CellSwitched) and isinstance(done, MicroStepDone)
+    assert (done.micro_step, claim) == ("0.1", Claim(0))
+    assert bench.trainer.gradient == 7.0
+
+
+async def test_a_void_batch_leaves_no_gradient(bench: Bench) -> None:
+    await bench.train(core=False)
+    await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    await bench.tell(ContributionCommitted(0))
+    assert not bench.trainer.open
+    assert await bench.tell(Claimed(0, bench.micro_step(1, 4)), FlushContribution(0)) == [
+        Contribution(0, (), None)
+    ]
+
+
+async def test_a_release_that_fails_blocks_and_a_load_that_fails_quarantines(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights()))
+    bench.engine.broken = True
+    (failed,) = await bench.tell(BecomeTrainer(0, True, None, V0))
+    assert isinstance(failed, SwitchFailed) and failed.state == "blocked"
+    assert bench.cell.role is CellRole.BLOCKED
+    with pytest.raises(IllegalTransition, match="blocked"):
+        await bench.tell(BecomeEngine(V0, bench.weights()))
+
+
+async def test_an_engine_that_cannot_load_is_quarantined(bench: Bench) -> None:
+    bench.engine.broken = True
+    (failed,) = await bench.tell(BecomeEngine(V0, bench.weights()))
+    assert isinstance(failed, SwitchFailed) and failed.state == "quarantined"
+
+
+async def test_weights_that_cannot_be_pulled_quarantine_the_cell(bench: Bench) -> None:
+    manifest = bench.weights()
+    bench.regions.drop(manifest)
+    (failed,) = await bench.tell(BecomeEngine(V0, manifest))
+    assert isinstance(failed, SwitchFailed) and "policy" in failed.error
+    assert bench.cell.role is CellRole.QUARANTINED
+
+
+async def test_a_dead_engine_is_reported_at_once_and_serves_its_version_again(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V1, bench.weights(V1)))
+    bench.engine.alive = False
+    bench.sent.clear()
+    assert bench.cell.engine_died("killed")
+    assert bench.sent == [EngineDown("killed")]
+    (switched,) = await bench.tell(EngineDied("killed"))
+    assert isinstance(switched, CellSwitched) and switched.version == V1
+    assert await bench.tell(EngineDied("killed")) == []
+
+
+async def test_an_engine_that_dies_while_the_cell_trains_is_nobodys_concern(bench: Bench) -> None:
+    await bench.train(core=True)
+    bench.sent.clear()
+    assert not bench.cell.engine_died("killed")
+    assert bench.sent == []
+
+
+async def test_published_weights_stay_for_the_burst_and_no_longer(bench: Bench) -> None:
+    await bench.train(core=True)
+    published: list[Manifest] = []
+    for version in range(1, 6):
+        (answer,) = await bench.tell(PublishWeights(Version(version), checkpoint=False))
+        assert isinstance(answer, WeightsPublished) and answer.checkpoint == ""
+        published.append(answer.weights)
+    assert [Path(manifest.path).exists() for manifest in published] == [False, False, True, True, True]
+
+
+async def test_a_restored_core_offers_its_weights_whatever_its_role(bench: Bench, tmp_path: Path) -> None:
+    (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V1))
+    assert isinstance(restored, TrainerRestored) and restored.weights.version == V1
+    await bench.train(core=True)
+    (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V1))
+    assert isinstance(restored, TrainerRestored)
+
+
+async def test_a_batch_cannot_start_in_rollout(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights()))
+    with pytest.raises(IllegalTransition, match="rollout cannot start batch 3"):
+        await bench.tell(StartBatch(3, V0, None))
