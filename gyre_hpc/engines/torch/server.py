@@ -274,20 +274,25 @@ def _end_process_on_fault(task: asyncio.Task[None]) -> None:
         os.kill(os.getpid(), signal.SIGABRT)
 
 
-async def serve(options: Options, host: str, port: int, port_file: Path | None) -> None:
-    """Bind, publish the address, serve until SIGTERM or SIGINT."""
-    service = Service(options)
+async def listen(service: Service, host: str, port: int) -> tuple[web.AppRunner, str, int]:
+    """Serve on host:port (0 = any free port); returns the runner to clean up and the address bound."""
     runner = web.AppRunner(
         application(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024)
-    await site.start()
+    await web.TCPSite(runner, host, port, backlog=1024).start()
     bound = runner.addresses[0]
-    log.info("serving %s on %s:%d", options.model, bound[0], bound[1])
+    return runner, str(bound[0]), int(bound[1])
+
+
+async def serve(options: Options, host: str, port: int, port_file: Path | None) -> None:
+    """Bind, publish the address, serve until SIGTERM or SIGINT."""
+    service = Service(options)
+    runner, bound_host, bound_port = await listen(service, host, port)
+    log.info("serving %s on %s:%d", options.model, bound_host, bound_port)
     if port_file is not None:
         partial = port_file.with_name(f".{port_file.name}.{os.getpid()}")
-        partial.write_text(f"{bound[0]} {bound[1]}\n")
+        partial.write_text(f"{bound_host} {bound_port}\n")
         partial.rename(port_file)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -322,9 +327,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="paced device; 0 = off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--weight-version", default="0")
-    parser.add_argument(
-        "--parent", type=int, help="pid to die with; default: the starting process's own end is ignored"
-    )
+    parser.add_argument("--parent", type=int, help="pid of the starting process, to die with it")
     return parser.parse_args(argv)
 
 
@@ -348,8 +351,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         uvloop.run(serve(options, args.host, args.port, args.port_file))
     except (GyreError, OSError) as error:
-        log.critical("%s", error)
-        sys.exit(f"engine: {error}")
+        log.critical("engine of %s on %s:%d: %s", args.model, args.host, args.port, error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
