@@ -1,36 +1,39 @@
-"""The fork server: a small process that starts others, inside namespaces or not, for one millisecond of CPU each.
+"""The fork server: a small process that starts others, inside namespaces or not, for a few milliseconds of CPU each.
 
-`python -m gyre_hpc.executions.forkserver FD` serves one owner (`launcher.Launcher`) over the Unix socket FD and ends when
-that closes. A request carries three descriptors: a channel, standard output and standard error. The forked child
-reads a `LaunchSpec` from the channel and answers with JSON lines: one of `started` / `failed`, then one `exit`.
-Invariants: the channel's end is the process's end. If the owner shuts the channel down, or dies, every process of the
+`launcher.Launcher` starts it with `serve(fd)` over a Unix socket; it ends when that closes. A request carries three
+descriptors: a channel, standard output and standard error. The forked guard reads a `LaunchSpec` from the channel and
+answers with JSON lines: `{"started": true}` or `{"failed": text}`, and after a start `{"exit": wait status}`.
+Invariants: the channel's end is the program's end. If the owner shuts the channel down, or dies, every process of the
 launch is killed; the channel reaches end of file only when none of them is left. No pid crosses a process border.
+Standard library only: every megabyte here is copied with each fork.
 
     fork server -> guard (holds the channel) -> keeper (pid 1 of the namespace, reaps) -> target (the program)
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
+import json
 import os
 import resource
 import select
 import signal
 import socket
 import sys
-from types import FrameType
-from typing import NoReturn
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from gyre_hpc.executions import namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
 
 END_GRACE_MS = 5000
 """Without namespaces the keeper kills the descendants itself; it is killed too if that takes longer than this."""
 
 
-class LaunchSpec(msgspec.Struct, frozen=True):
+class LaunchSpec(NamedTuple):
     """One program to start. `root` None = no namespaces. `file_limit` bounds any file it writes (bytes, 0 = none)."""
 
     argv: list[str]
@@ -40,16 +43,24 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     file_limit: int = 0
 
 
-class Status(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line from the guard. `exit` is the wait status of the target."""
-
-    started: bool = False
-    failed: str = ""
-    exit: int | None = None
+def encode(spec: LaunchSpec) -> bytes:
+    """The request body: length and JSON."""
+    body = json.dumps(spec).encode()
+    return len(body).to_bytes(4, "little") + body
 
 
-def serve(owner: socket.socket) -> None:
+def decode(body: bytes) -> LaunchSpec:
+    """The inverse of `encode`, without the length."""
+    argv, env, cwd, root, file_limit = json.loads(body)
+    if root is not None:
+        system, hidden, binds = root
+        root = namespace.Root(tuple(system), tuple(hidden), tuple(namespace.Bind(*bind) for bind in binds))
+    return LaunchSpec(argv, env, cwd, root, file_limit)
+
+
+def serve(descriptor: int) -> None:
     """Fork a guard for every request until the owner closes its end."""
+    owner = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
@@ -58,20 +69,23 @@ def serve(owner: socket.socket) -> None:
         data, descriptors, _, _ = socket.recv_fds(owner, 1, 3, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return
-        with contextlib.suppress(BlockingIOError):  # no process left: the closed channel tells the owner
-            if os.fork() == 0:
-                owner.close()
-                _as_process(guard, *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        try:
+            child = os.fork()
+        except BlockingIOError:  # no process left: the closed channel tells the owner
+            child = -1
+        if child == 0:
+            owner.close()
+            _as_process(guard, *descriptors)
+        for received in descriptors:
+            os.close(received)
 
 
-def _as_process(body: object, *arguments: object) -> NoReturn:
+def _as_process(body: Callable[..., None], *arguments: object) -> NoReturn:
     """Run `body` as the whole life of this forked process."""
     code = 1
     try:
-        assert callable(body)
-        code = int(body(*arguments) or 0)
+        body(*arguments)
+        code = 0
     except SystemExit:
         code = 0
     except BaseException:  # noqa: BLE001 (the process border: nothing of the parent's stack may run in a child)
@@ -88,19 +102,20 @@ def guard(channel_fd: int, out: int, err: int) -> None:
     spec = _read_spec(channel)
     if spec is None:
         return
-    report, report_end = os.pipe2(os.O_CLOEXEC)
-    life, life_end = os.pipe2(os.O_CLOEXEC)
     try:
-        if spec.root is not None:
+        if spec.root is None:
+            namespace.adopt_orphans()
+        else:
             namespace.unshare()
     except OSError as error:
-        _send(channel, Status(failed=f"sandbox: {error}"))
+        _send(channel, {"failed": f"sandbox: {error}"})
         return
+    report, report_end = os.pipe()
+    life, life_end = os.pipe()
     keeper = os.fork()
     if keeper == 0:
-        os.close(channel.detach())
-        os.close(report)
-        os.close(life)
+        for descriptor in (channel.detach(), report, life):
+            os.close(descriptor)
         _as_process(keep, spec, report_end, life_end, out, err)
     for descriptor in (report_end, life_end, out, err):
         os.close(descriptor)
@@ -110,12 +125,14 @@ def guard(channel_fd: int, out: int, err: int) -> None:
 def _read_spec(channel: socket.socket) -> LaunchSpec | None:
     size = int.from_bytes(channel.recv(4, socket.MSG_WAITALL), "little")
     body = channel.recv(size, socket.MSG_WAITALL) if size else b""
-    return msgspec.msgpack.decode(body, type=LaunchSpec) if body and len(body) == size else None
+    return decode(body) if body and len(body) == size else None
 
 
-def _send(channel: socket.socket, status: Status) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        channel.sendall(msgspec.json.encode(status) + b"\n")
+def _send(channel: socket.socket, status: dict[str, object]) -> None:
+    try:
+        channel.sendall(json.dumps(status).encode() + b"\n")
+    except (BrokenPipeError, ConnectionResetError):  # the owner is gone; nobody wants to know
+        return
 
 
 def _watch(channel: socket.socket, report: int, life: int, keeper: int, ending: signal.Signals) -> None:
@@ -142,89 +159,97 @@ def _watch(channel: socket.socket, report: int, life: int, keeper: int, ending: 
                 poll.unregister(descriptor)
                 waiting.remove(descriptor)
                 if descriptor == report and not texts[report]:
-                    _send(channel, Status(started=True))
+                    _send(channel, {"started": True})
     os.waitpid(keeper, 0)
+    end_children()
     if texts[report]:
-        _send(channel, Status(failed=texts[report].decode(errors="replace")))
+        _send(channel, {"failed": texts[report].decode(errors="replace")})
     else:
-        _send(channel, Status(exit=int(texts[life] or signal.SIGKILL)))
+        _send(channel, {"exit": int(texts[life] or signal.SIGKILL)})
 
 
 def keep(spec: LaunchSpec, report: int, life: int, out: int, err: int) -> None:
-    """Start the target, reap everything below, report the target's wait status; no descendant outlives the keeper."""
-    if spec.root is not None:
-        namespace.die_with_parent(signal.SIGKILL)
-        try:
-            namespace.build_root(spec.root)
-        except OSError as error:
-            os.write(report, f"sandbox: {error}".encode())
-            return
-        _tend(spec, report, life, out, err)
-        return
-    namespace.adopt_orphans()
+    """Start the target, reap everything below, report the target's wait status. Text in `report` = it did not start."""
+    isolated = spec.root is not None
+    namespace.die_with_parent(signal.SIGKILL if isolated else signal.SIGTERM)
     try:
-        signal.signal(signal.SIGTERM, _end)
-        namespace.die_with_parent(signal.SIGTERM)
-        _tend(spec, report, life, out, err)
-    finally:
-        _end_children()
-
-
-def _tend(spec: LaunchSpec, report: int, life: int, out: int, err: int) -> None:
-    target = os.fork()
-    if target == 0:
-        _as_process(become, spec, report, out, err)
-    for descriptor in (report, out, err):
-        os.close(descriptor)
-    pid, status = os.wait()
-    while pid != target:
+        if not isolated:
+            namespace.adopt_orphans()
+            signal.signal(signal.SIGTERM, _end)
+        try:
+            target = _start(spec, out, err)
+        except OSError as error:
+            os.write(report, str(error).encode())
+            return
+        for descriptor in (report, out, err):
+            os.close(descriptor)
         pid, status = os.wait()
-    os.write(life, str(status).encode())
+        while pid != target:
+            pid, status = os.wait()
+        os.write(life, str(status).encode())
+    finally:
+        if not isolated:
+            end_children()
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _end_children() -> None:
-    """Kill children until none is left; the children of the killed become ours (we adopt orphans)."""
+def end_children() -> None:
+    """Kill and reap children until none is left; the children of the killed become ours (we adopt orphans)."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    own = os.getpid()
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            with open(f"/proc/{own}/task/{own}/children") as file:
-                children = [int(pid) for pid in file.read().split()]
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
-
-
-def become(spec: LaunchSpec, report: int, out: int, err: int) -> None:
-    """Turn this process into the program. Only returns by raising; the reason goes to `report`."""
     try:
-        os.setsid()
-        null = os.open("/dev/null", os.O_RDONLY)
-        for descriptor, standard in ((null, 0), (out, 1), (err, 2)):
-            os.dup2(descriptor, standard)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if spec.file_limit:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (spec.file_limit, spec.file_limit))
-        os.chdir(spec.cwd)
-        if spec.root is None:
-            namespace.die_with_parent(signal.SIGKILL)
-        else:
-            namespace.drop_privileges()
-        os.execvpe(spec.argv[0], spec.argv, spec.env)
-    except OSError as error:
-        os.write(report, f"{spec.argv[0]}: {error}".encode())
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                for child in _children():
+                    os.kill(child, signal.SIGKILL)
+                os.waitpid(-1, 0)
+    except ChildProcessError:
+        return
 
 
-def main() -> None:
-    """Entry point: the only argument is the inherited socket's descriptor."""
-    serve(socket.socket(fileno=int(sys.argv[1])))
+def _children() -> list[int]:
+    own, children = os.getpid(), []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                continue
+            if parent == own:
+                children.append(int(name))
+    return children
 
 
-if __name__ == "__main__":
-    main()
+def _start(spec: LaunchSpec, out: int, err: int) -> int:
+    """Enter the private root, give up privileges, spawn the program; returns its pid. Raises OSError saying why not."""
+    if spec.root is not None:
+        try:
+            namespace.build_root(spec.root)
+        except OSError as error:
+            raise OSError(f"sandbox: {error}") from error
+        namespace.drop_privileges()
+    os.chdir(spec.cwd)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if spec.file_limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spec.file_limit, spec.file_limit))
+    null = os.open("/dev/null", os.O_RDONLY)
+    standard = [(os.POSIX_SPAWN_DUP2, source, number) for number, source in enumerate((null, out, err))]
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM)
+    program = find(spec.argv[0], spec.env.get("PATH", os.defpath))
+    return os.posix_spawn(
+        program, spec.argv, spec.env, file_actions=standard, setsid=True, setsigdef=defaults
+    )
+
+
+def find(program: str, search_path: str) -> str:
+    """Where `program` lies on `search_path` (as the kernel would look it up); itself if it is a path."""
+    if "/" in program:
+        return program
+    for folder in search_path.split(os.pathsep):
+        candidate = os.path.join(folder, program)
+        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    raise FileNotFoundError(f"program '{program}' is not on the PATH {search_path}")

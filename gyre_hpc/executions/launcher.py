@@ -17,7 +17,19 @@ from pathlib import Path
 import msgspec
 
 from gyre_hpc.errors import GyreError
-from gyre_hpc.executions.forkserver import LaunchSpec, Status
+from gyre_hpc.executions.forkserver import LaunchSpec, encode
+
+SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from gyre_hpc.executions.forkserver import serve; serve(int(sys.argv[2]))"
+DOCTOR = "gyre doctor tells what this machine can do"
+PACKAGE_ROOT = Path(__file__).parents[2]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """One line from the guard: the program runs, or did not start, or ended with this wait status."""
+
+    started: bool = False
+    failed: str = ""
+    exit: int | None = None
 
 
 class LaunchFailed(GyreError):
@@ -72,6 +84,11 @@ class _Lines:
         line, self._rest = self._rest.split(b"\n", 1)
         return msgspec.json.decode(line, type=Status)
 
+    async def end(self) -> None:
+        """Wait for the end of the channel: no process of the launch is left."""
+        while await self.next() is not None:
+            pass
+
 
 class Launcher:
     """Starts the fork server at the first launch and again if it was lost."""
@@ -80,39 +97,59 @@ class Launcher:
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
+    @property
+    def server_pid(self) -> int | None:
+        """The fork server, if it has been started."""
+        return None if self._server is None else self._server.pid
+
     async def launch(self, spec: LaunchSpec, out: Path, err: Path) -> Process:
-        """Start `spec` with its output appended to `out` and `err`. Returns once the program runs; raises LaunchFailed."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
+        """Start `spec` with its output appended to `out` and `err`. Returns once the program runs; raises LaunchFailed.
+
+        No answer at all means that the fork server was lost, and that nothing runs: asked once more, of a new one.
+        """
+        for _ in range(2):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            ours.setblocking(False)
+            lines = _Lines(ours)
+            try:
+                status = await self._ask(spec, ours, theirs, lines, out, err)
+                if status is not None and status.started:
+                    return Process(ours, lines)
+            except (
+                BaseException
+            ):  # given up, perhaps between start and answer: not before all of it has ended
+                ours.shutdown(socket.SHUT_WR)
+                await lines.end()
+                ours.close()
+                raise
+            ours.close()
+            if status is not None:
+                raise LaunchFailed(f"{spec.argv[0]} did not start: {status.failed}", fix=DOCTOR)
+            self._drop()
+        raise LaunchFailed(f"{spec.argv[0]} did not start: no process could be forked", fix=DOCTOR)
+
+    async def _ask(
+        self,
+        spec: LaunchSpec,
+        ours: socket.socket,
+        theirs: socket.socket,
+        lines: _Lines,
+        out: Path,
+        err: Path,
+    ) -> Status | None:
         try:
             with theirs:
                 self._request(theirs, out, err)
-            body = msgspec.msgpack.encode(spec)
-            await asyncio.get_running_loop().sock_sendall(ours, len(body).to_bytes(4, "little") + body)
-            lines = _Lines(ours)
-            status = await lines.next()
+            await asyncio.get_running_loop().sock_sendall(ours, encode(spec))
+            return await lines.next()
         except (BrokenPipeError, ConnectionResetError):
-            status = None
-        except BaseException:
-            ours.close()
-            raise
-        if status is None or not status.started:
-            ours.close()
-            why = status.failed if status is not None else "no process could be forked"
-            raise LaunchFailed(
-                f"{spec.argv[0]} did not start: {why}", fix="gyre doctor tells what this machine can do"
-            )
-        return Process(ours, lines)
+            return None
 
     def _request(self, channel: socket.socket, out: Path, err: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         descriptors = [channel.fileno(), os.open(out, flags, 0o644), os.open(err, flags, 0o644)]
         try:
-            try:
-                socket.send_fds(self._connected(), [b"L"], descriptors)
-            except (BrokenPipeError, ConnectionResetError):
-                self._drop()
-                socket.send_fds(self._connected(), [b"L"], descriptors)
+            socket.send_fds(self._connected(), [b"L"], descriptors)
         finally:
             for descriptor in descriptors[1:]:
                 os.close(descriptor)
@@ -121,8 +158,9 @@ class Launcher:
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
+                python = os.path.realpath(sys.executable)
                 self._server = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "gyre_hpc.executions.forkserver", str(theirs.fileno())],
+                    [python, "-I", "-S", "-c", SERVER, str(PACKAGE_ROOT), str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,

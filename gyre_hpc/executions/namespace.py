@@ -1,6 +1,7 @@
 """A private root for one process, made with system calls alone: user, mount, pid and IPC namespaces.
 
-Called in a freshly forked, single-threaded child of the fork server; needs no privilege and no container runtime.
+Called in a freshly forked, single-threaded child of the fork server (standard library only); needs no privilege and no
+container runtime.
 Invariants once `build_root` has returned: the process sees the listed host folders read-only, its own binds, private
 /tmp, /dev and /proc, and nothing else of the host; every mount but the writable binds, /tmp and /dev/shm is read-only.
 After `drop_privileges` no capability can come back, so the mounts cannot be changed from inside. The network stays the
@@ -12,8 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 0x20, 0x400, 0x800, 0x1000, 0x4000
@@ -41,7 +41,7 @@ HOST = "/.host"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Bind(msgspec.Struct, frozen=True):
+class Bind(NamedTuple):
     """The host's `source` (folder or file) shown at `target`."""
 
     source: str
@@ -49,7 +49,7 @@ class Bind(msgspec.Struct, frozen=True):
     writable: bool = False
 
 
-class Root(msgspec.Struct, frozen=True):
+class Root(NamedTuple):
     """What a private root shows: host folders at their own path, minus `hidden` ones, plus `binds`."""
 
     system: tuple[str, ...]
