@@ -56,7 +56,11 @@ def portable_image(path: Path) -> bytes:
             if isinstance(item, h5py.Group):
                 target.create_group(name)
                 return
-            filters = dict(chunks=(CHUNK,), compression="gzip", shuffle=True) if len(item) > SMALL else {}
+            filters = (
+                dict(chunks=(min(CHUNK, len(item)),), compression="gzip", shuffle=True)
+                if len(item) > SMALL
+                else {}
+            )
             target.create_dataset(name, data=item[:], **filters).attrs.update(dict(item.attrs))
 
         source.visititems(copy)

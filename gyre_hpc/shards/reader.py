@@ -25,9 +25,13 @@ RESTORE = (
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turn whatever HDF5 says about broken bytes into CorruptRecord."""
+    """Turn whatever HDF5, or the records themselves, say about broken bytes into CorruptRecord naming the file."""
     try:
         yield
+    except CorruptRecord as error:
+        if str(path) in error.message:
+            raise
+        raise CorruptRecord(f"{path}: {error.message}", fix=RESTORE) from error
     except (OSError, KeyError, RuntimeError, ValueError, IndexError) as error:
         raise CorruptRecord(f"{path}: {error}", fix=RESTORE) from error
 

@@ -45,7 +45,7 @@ MAX_EXECUTIONS = 64
 MAX_BYTES = 64 << 20
 MAX_AGE_S = 60.0
 ZSTD = dict(hdf5plugin.Zstd(clevel=3), shuffle=True)
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ShardWriter:
@@ -156,7 +156,7 @@ def _put(group: h5py.Group, name: str, values: Array) -> None:
     if len(values) <= SMALL:
         group.create_dataset(name, data=values)
     else:
-        group.create_dataset(name, data=values, chunks=(CHUNK,), **ZSTD)
+        group.create_dataset(name, data=values, chunks=(min(CHUNK, len(values)),), **ZSTD)
 
 
 def _bytes(column: Column) -> int:
