@@ -26,7 +26,7 @@ from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.peers import Connected, Exited, Inbound, Peers, Said, Suspected
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.controller.weights import WeightKeeper
-from gyre_hpc.errors import PeerLost, ProtocolViolation, ScheduleStuck
+from gyre_hpc.errors import MissingInput, PeerLost, ProtocolViolation, ScheduleStuck
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.report.metrics import MetricsWriter
@@ -76,6 +76,7 @@ class Controller:
         self._restarts = 0
         self._stop_reason: str | None = None
         self._interrupted = ""
+        self._last_words = ""
         self._running_calls: dict[int, int] = {}
         self._ticked_at = time.monotonic()
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
@@ -149,7 +150,7 @@ class Controller:
             self.journal.close()
             self.observer.close()
         if self._stop_reason and not self._interrupted:
-            raise ScheduleStuck(self._stop_reason, fix=f"see {self.context.layout.logs(self.context.epoch)}")
+            raise ScheduleStuck(self._stop_reason, fix=self._where())
         return self._interrupted
 
     async def _serve(self) -> None:
@@ -400,7 +401,7 @@ class Controller:
                 self.observer.fault(f"cell-{cell}", f"{state}: {error}; the cell is restarted")
                 self.peers.kill(PeerKind.CELL, cell)
             case msg.Goodbye(error=error):
-                log.info("cell-%d ends: %s", cell, error or "clean")
+                self._said_goodbye(f"cell-{cell}", error)
             case _:
                 raise ProtocolViolation(f"cell {cell} sent {type(message).__name__}")
 
@@ -461,7 +462,7 @@ class Controller:
             case msg.ShardSealed(shard=shard, executions=ids):
                 log.info("%s sealed with %d executions", shard, len(ids))
             case msg.Goodbye(error=error):
-                log.info("a service ends: %s", error or "clean")
+                self._said_goodbye("a service", error)
             case _:
                 raise ProtocolViolation(f"a service sent {type(message).__name__}")
 
@@ -504,8 +505,17 @@ class Controller:
                 self.executions.launch(id)
         self._offer_weights()
 
+    def _said_goodbye(self, who: str, error: str) -> None:
+        if error:
+            self.observer.fault(who, error)
+            self._last_words = error
+
     def _service_exited(self, kind: PeerKind, code: int) -> None:
         self.observer.fault(kind, f"exited with {code}")
+        if code == MissingInput.exit_code:
+            raise MissingInput(
+                f"{kind}: {self._last_words or 'something it needs is missing'}", fix=self._where()
+            )
 
     async def _restart_the_dead(self) -> None:
         """Relaunch every peer whose process has ended, within the run's budget of restarts."""
@@ -514,7 +524,7 @@ class Controller:
             if self._restarts > self.config.cluster.restarts:
                 raise PeerLost(
                     f"{peer.name} died, and {self.config.cluster.restarts} restarts are used up",
-                    fix=f"see {self.context.layout.logs(self.context.epoch)}; then gyre train resume={self.context.layout.root}",
+                    fix=f"{self._where()}; then gyre train resume={self.context.layout.root}",
                 )
             await self.peers.launch(peer.kind, peer.index)
             if peer.kind is PeerKind.CELL:
@@ -606,6 +616,9 @@ class Controller:
             self.observer.fault(
                 "core", f"no checkpoint of version {version} within {CHECKPOINT_GRACE_S:.0f} s"
             )
+
+    def _where(self) -> str:
+        return f"see {self.context.layout.logs(self.context.epoch)}"
 
     # ---- small things -------------------------------------------------------------------------------------------
 

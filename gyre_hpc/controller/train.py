@@ -19,6 +19,7 @@ from gyre_hpc.controller.owner import acquire
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.errors import MissingInput
+from gyre_hpc.executions import runner
 from gyre_hpc.launch.plan import make_launcher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
@@ -71,6 +72,7 @@ def train(config: RunConfig) -> RunLayout:
         layout, force = new_run(config), False
     owner = acquire(layout.root, force=force)
     _log_to(layout.logs(owner.epoch))
+    runner.check(config, layout)
     interrupted = asyncio.run(_control(config, layout, owner.epoch))
     if interrupted:
         log.warning("interrupted (%s); go on with: gyre train resume=%s", interrupted, layout.root)
