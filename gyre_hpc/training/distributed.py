@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,11 +67,11 @@ def join_cell(world: CellWorld | None = None, rendezvous: Path | None = None) ->
     return world
 
 
-def _store(world: CellWorld, rendezvous: Path | None) -> dist.Store:
+def _store(world: CellWorld, rendezvous: Path | None) -> Any:
     if world.size == 1:
-        return dist.HashStore()
+        return dist.HashStore()  # type: ignore[attr-defined]
     if rendezvous is None:
         raise ConfigError(
             "a cell of several ranks needs a rendezvous file", fix="pass a path private to the cell"
         )
-    return dist.FileStore(str(rendezvous), world.size)
+    return dist.FileStore(str(rendezvous), world.size)  # type: ignore[attr-defined]

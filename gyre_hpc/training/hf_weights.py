@@ -130,7 +130,7 @@ def _layer_to_hf(state: Mapping[str, torch.Tensor], shape: ModelShape, layer: in
     qkv = state[ours + "self_attention.linear_qkv.weight"].reshape(
         shape.query_groups, per_group + 2, shape.head_dim, width
     )
-    for name, part in zip("qkv", qkv.split([per_group, 1, 1], dim=1), strict=True):
+    for name, part in zip("qkv", torch.split(qkv, [per_group, 1, 1], dim=1), strict=True):
         weights[f"{theirs}self_attn.{name}_proj.weight"] = part.reshape(-1, width)
     gate, up = state[ours + "mlp.linear_fc1.weight"].chunk(2, 0)
     weights[theirs + "mlp.gate_proj.weight"], weights[theirs + "mlp.up_proj.weight"] = gate, up

@@ -9,6 +9,7 @@ mask is used. On a GPU flex_attention runs on a block mask. All three give the s
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,19 +27,21 @@ with host_backend.quiet():
 
 _BLOCK_ROWS = 128
 """Rows of a chain with ancestors are cut into blocks of this many: a block pays for at most this much masked area."""
-_CALL_PAIRS = 4096
-"""Attention pairs (per head) that cost as much as one more block: decides between blocks and a dense mask."""
+_CALL_PAIRS = 6000
+"""Attention pairs that cost as much as one more block (measured: 4100 to 9200, 3 heads of 32, forward and backward)."""
 _FLEX_MULTIPLE = 128
 """flex_attention wants the token count padded to a multiple of its block size."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows [start, stop) attend to `spans` (ancestors, then own chain up to `stop`), causal at the bottom right."""
+    """Query pieces `rows` attend to key pieces `keys` (ancestors, then own chain), causal at the bottom right.
 
-    start: int
-    stop: int
-    spans: tuple[tuple[int, int], ...]
+    Both are indices into the context's `pieces`; `rows` are adjacent and end where `keys` end.
+    """
+
+    rows: tuple[int, ...]
+    keys: tuple[int, ...]
     mask: Tensor | None
     """Additive [rows, keys] mask; None when the block is plain causal over its own rows."""
 
@@ -49,6 +52,8 @@ class TreeContext:
 
     positions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    pieces: tuple[int, ...] = ()
+    """Lengths of the runs of tokens that blocks are made of; they partition [0, S)."""
     blocks: tuple[Block, ...] = ()
     dense_mask: Tensor | None = None
     flex_mask: Any = None
@@ -65,7 +70,7 @@ class TreeContext:
         if prefer_dense(chains, len(tin)):
             self.dense_mask = dense_mask(tin, tout, pos)
         else:
-            self.blocks = tuple(block for chain in chains for block in _blocks(*chain))
+            self.pieces, self.blocks = blocks_of(chains)
 
 
 Chain = tuple[int, int, tuple[tuple[int, int], ...]]
@@ -80,7 +85,7 @@ def attention_chains(tin: Int32, tout: Int32) -> list[Chain]:
     bounds = [*starts.tolist(), len(tin)]
     chains: list[Chain] = []
     path: list[tuple[int, int, int]] = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         enter, leave = int(tin[start]), int(tout[start])
         path = [node for node in path if enter < node[2]]
         spans = _merge([(first, last) for first, last, _ in path])
@@ -112,17 +117,31 @@ def prefer_dense(chains: list[Chain], tokens: int) -> bool:
     return pairs + calls * _CALL_PAIRS > tokens * tokens
 
 
-def _blocks(start: int, stop: int, spans: tuple[tuple[int, int], ...]) -> list[Block]:
-    if not spans:
-        return [Block(start, stop, ((start, stop),), None)]
-    context = sum(last - first for first, last in spans)
+def blocks_of(chains: list[Chain]) -> tuple[tuple[int, ...], tuple[Block, ...]]:
+    """Piece lengths and blocks. Cutting the tokens once into shared pieces keeps the backward pass linear in them."""
+    bounds = [(start, stop, _row_blocks(start, stop, spans), spans) for start, stop, spans in chains]
+    cuts = {0} | {stop for _, _, rows, _ in bounds for _, stop in rows}
+    cuts |= {edge for _, _, _, spans in bounds for span in spans for edge in span}
+    edges = sorted(cuts)
+    piece_at = {edge: index for index, edge in enumerate(edges)}
+
+    def pieces(first: int, last: int) -> tuple[int, ...]:
+        return tuple(range(piece_at[first], piece_at[last]))
+
     blocks = []
-    for first in range(start, stop, _BLOCK_ROWS):
-        last = min(first + _BLOCK_ROWS, stop)
-        blocks.append(
-            Block(first, last, _merge([*spans, (start, last)]), _corner(last - first, context + last - start))
-        )
-    return blocks
+    for start, _, rows, spans in bounds:
+        above = tuple(piece for span in spans for piece in pieces(*span))
+        context = sum(last - first for first, last in spans)
+        for first, last in rows:
+            mask = _corner(last - first, context + last - start) if spans else None
+            blocks.append(Block(pieces(first, last), above + pieces(start, last), mask))
+    return tuple(last - first for first, last in itertools.pairwise(edges)), tuple(blocks)
+
+
+def _row_blocks(start: int, stop: int, spans: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """A root chain is one block (the causal kernel skips its upper half itself), others are cut."""
+    step = _BLOCK_ROWS if spans else stop - start
+    return [(first, min(first + step, stop)) for first in range(start, stop, step)]
 
 
 def _corner(rows: int, keys: int) -> Tensor:
@@ -177,21 +196,21 @@ class TreeAttention(MegatronModule):  # type: ignore[misc]
         return out.reshape(query.shape[0], query.shape[1], -1)
 
     def _blockwise(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        lengths = list(self.context.pieces)
+        queries, keys, values = (torch.split(x, lengths) for x in (query, key, value))
         parts = []
         for block in self.context.blocks:
-            keys, values = _gather(key, block.spans), _gather(value, block.spans)
-            parts.append(_attend(query[block.start : block.stop], keys, values, block.mask, self.scale))
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
+            q, k, v = _gather(queries, block.rows), _gather(keys, block.keys), _gather(values, block.keys)
+            parts.append(_attend(q, k, v, block.mask, self.scale))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def sharded_state_dict(self, *_: object, **__: object) -> dict[str, Any]:
         """No parameters."""
         return {}
 
 
-def _gather(tensor: Tensor, spans: tuple[tuple[int, int], ...]) -> Tensor:
-    if len(spans) == 1:
-        return tensor[spans[0][0] : spans[0][1]]
-    return torch.cat([tensor[first:last] for first, last in spans])
+def _gather(pieces: tuple[Tensor, ...], indices: tuple[int, ...]) -> Tensor:
+    return torch.cat([pieces[index] for index in indices]) if len(indices) > 1 else pieces[indices[0]]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -236,4 +255,5 @@ def flex(query: Tensor, key: Tensor, value: Tensor, block_mask: Any, scale: floa
 def _flex_kernel(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    kernel: Callable[..., Any] = flex_attention
+    return torch.compile(kernel, dynamic=False) if compiled else kernel
