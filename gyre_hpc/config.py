@@ -168,7 +168,7 @@ class ClusterConfig:
     cell: CellConfig = field(default_factory=CellConfig)
     """Shape of every cell."""
     host: str = "127.0.0.1"
-    """Address servers of this run bind to."""
+    """Address servers of this run bind to and publish; `auto`: each node's own (several nodes)."""
     srun_args: list[str] = field(default_factory=list)
     """Extra arguments of every srun (slurm)."""
     suspect_after_s: float = 10.0

@@ -26,6 +26,7 @@ from gyre_hpc.engines.weights import CONFIG_FILE, weights_digest, write_weights
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
+from gyre_hpc.transport.hosts import own_address
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class EngineHost:
             log_folder / f"engine-{cell}.{incarnation}.log",
             config.model.max_context,
             seed=config.seed * 1000 + cell,
-            host=config.cluster.host,
+            host=own_address(config.cluster.host),
         )
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None

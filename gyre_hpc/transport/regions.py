@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from gyre_hpc.errors import CorruptRecord, GyreError, ProtocolViolation
 from gyre_hpc.transport import region_files
+from gyre_hpc.transport.hosts import own_address
 from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.region_files import remove_leftovers
 from gyre_hpc.transport.wire import HANDSHAKE_S, NONCE_BYTES, frame, proof, read_frame
@@ -81,7 +82,7 @@ class RegionServer:
     """
 
     def __init__(self, host: str, owner: str, run_key: str, *, secret: bytes = b"") -> None:
-        self._host = host
+        self._host = own_address(host)
         self._owner = owner
         self._run_key = run_key
         self._secret = secret

@@ -17,6 +17,7 @@ import time
 import msgspec
 
 from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.transport.hosts import own_address
 from gyre_hpc.transport.messages import FromPeer, Heartbeat, Hello, Message, PeerKind
 from gyre_hpc.transport.wire import (
     CLOSE_S,
@@ -123,7 +124,7 @@ class LinkServer:
     def __init__(self, secret: bytes, epoch: int, host: str) -> None:
         self._secret = secret
         self._epoch = epoch
-        self._host = host
+        self._host = own_address(host)
         self._server: asyncio.Server | None = None
         self._accepted: asyncio.Queue[PeerLink] = asyncio.Queue()
         self._newest: dict[tuple[PeerKind, int], int] = {}

@@ -156,3 +156,25 @@ async def test_a_lost_node_ends_its_step_and_gets_no_other(launcher: SlurmLaunch
     assert await (await launcher.start(again)).wait() == 0
     assert again.log.read_text().split()[-1] != node
     dev_cluster("start-node", node)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_the_batch_script_becomes_the_controller_and_gets_its_signals(
+    cluster: None, tmp_path: Path
+) -> None:
+    """A `gyre` that prints its arguments and how it ended stands in for the real one."""
+    program = tmp_path / ".venv" / "bin" / "gyre"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/bash\ntrap 'echo ended; exit 9' TERM\necho $@\nsleep 600 & wait\n")
+    program.chmod(0o755)
+    log = tmp_path / "job.log"
+    script = SCRIPT.with_name("train.sbatch")
+    size = ["--nodes=1", "--cpus-per-task=2", "--mem=512", f"--output={log}", f"--chdir={tmp_path}"]
+    command = ["sbatch", "--parsable", *size, str(script), "steps=3"]
+    job = subprocess.check_output(command, text=True, cwd=tmp_path).strip()
+    spec = ProcessSpec("job", ["true"], log=log)
+    await until_logged(spec, "steps=3")
+    assert log.read_text().split() == ["train", "cluster.kind=slurm", "steps=3"]
+    subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
+    await until_logged(spec, "ended")
