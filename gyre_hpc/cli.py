@@ -58,14 +58,8 @@ def _run_folder(text: str) -> Path:
 def _shards(arguments: list[str]) -> None:
     from gyre_hpc.shards import commands
 
-    parser = _parser("shards")
-    parser.add_argument("action", choices=["verify", "show", "stats", "export"])
-    parser.add_argument("run", help="run folder")
-    parser.add_argument("--execution", type=int, help="show: execution id")
-    parser.add_argument("--portable", action="store_true", help="export: gzip, opens with plain h5py")
-    parser.add_argument("--out", help="export: target folder")
-    given = parser.parse_args(arguments)
-    commands.main(given.action, _run_folder(given.run), given.execution, given.portable, given.out, Console())
+    run = commands.parser().parse_args(arguments).run
+    commands.main(arguments, _run_folder(run), Console(highlight=False))
 
 
 def _report(arguments: list[str]) -> None:
