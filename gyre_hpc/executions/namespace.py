@@ -114,6 +114,8 @@ def build_root(root: Root) -> None:
     for path in root.hidden:
         if os.path.isdir(path):
             _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV)
+        elif os.path.exists(path):
+            _mount("/dev/null", path, flags=MS_BIND)
     for bind in root.binds:
         _bind(HOST + bind.source, bind.target)
     sealed = [*root.system, *(bind.target for bind in root.binds if not bind.writable)]

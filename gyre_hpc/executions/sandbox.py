@@ -25,6 +25,8 @@ from gyre_hpc.executions.namespace import Bind, Root
 log = logging.getLogger(__name__)
 
 SYSTEM_FOLDERS = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SECRETS = ("/etc/shadow", "/etc/gshadow", "/etc/munge", "/etc/ssl/private", "/etc/security/opasswd")
+"""Masked where this user could read them: a run started as root must not hand them to its tasks."""
 WORKSPACE = Path("/workspace")
 HOME = Path("/home/agent")
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -73,7 +75,8 @@ class Sandbox:
         if home is not None:
             own.append(Bind(str(home), str(HOME), writable=True))
         shared = [str(path) for path in self.readonly if _needs_bind(path, self.run_root)]
-        return Root((*system_folders(), *shared), (str(self.run_root),), tuple(own))
+        secrets = (path for path in SECRETS if os.access(path, os.R_OK))
+        return Root((*system_folders(), *shared), (str(self.run_root), *secrets), tuple(own))
 
 
 def system_folders() -> tuple[str, ...]:

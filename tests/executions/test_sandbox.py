@@ -114,6 +114,15 @@ async def test_kernel_settings_are_read_only_even_for_root(
 
 
 @isolated
+@pytest.mark.root
+async def test_a_run_started_as_root_does_not_hand_out_the_host_s_secrets(
+    launcher: Launcher, private: Sandbox, workspace: Path
+) -> None:
+    assert Path("/etc/shadow").read_text()
+    assert await say(launcher, private, workspace, "cat /etc/shadow") == ""
+
+
+@isolated
 async def test_workspace_home_and_tmp_are_writable_and_tmp_is_private(
     launcher: Launcher, private: Sandbox, workspace: Path, tmp_path: Path
 ) -> None:
