@@ -21,8 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import xxhash
-
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.layout import RunLayout
@@ -51,7 +49,7 @@ from gyre_hpc.transport.messages import (
     ShardSealed,
     Shutdown,
 )
-from gyre_hpc.transport.regions import RegionServer
+from gyre_hpc.transport.regions import RegionServer, run_key
 
 log = logging.getLogger(__name__)
 
@@ -284,8 +282,8 @@ def _report(processed: ProcessedGroup, refs: tuple[MicroStepRef, ...]) -> GroupP
 async def serve(run: Path, incarnation: int) -> None:
     """The life of the process: until Shutdown, a signal, or the end of the link."""
     layout, config = RunLayout(run.resolve()), load_run_config(run)
-    key = xxhash.xxh3_64_hexdigest(str(layout.root).encode())
-    regions = RegionServer(config.cluster.host, "processor", key, secret=read_secret(layout))
+    secret = read_secret(layout)
+    regions = RegionServer(config.cluster.host, "processor", run_key(secret), secret=secret)
     await regions.start()
     hello = Hello(PeerKind.PROCESSOR, 0, os.getpid(), socket.gethostname(), "")
     link = await Link.connect(
