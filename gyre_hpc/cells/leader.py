@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -26,7 +25,7 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import FromController, Goodbye, Hello, PeerKind, Shutdown
-from gyre_hpc.transport.region_files import make_owner_folder
+from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder
 from gyre_hpc.transport.regions import RegionServer, run_key
 
 log = logging.getLogger("gyre_hpc.cells.leader")
@@ -42,15 +41,14 @@ class Leader:
         self, config: RunConfig, layout: RunLayout, cell: CellId, incarnation: int, link: Link
     ) -> None:
         secret = read_secret(layout)
-        owner = f"cell-{cell}.{incarnation}"
         self._link = link
         self._queue: Queue = asyncio.Queue()
         self._stop = asyncio.Event()
-        self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}.{incarnation}")
+        self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}", keep=0)
         self._engine = EngineHost(config, layout, cell, incarnation, layout.logs(link.epoch), self._scratch)
         self._engine.on_death = self._engine_died
         self._trainer = TrainerHost(config, layout)
-        self._regions = RegionServer(config.cluster.host, owner, run_key(secret), secret=secret)
+        self._regions = RegionServer(config.cluster.host, f"cell-{cell}", run_key(secret), secret=secret)
         self._cell = Cell(config, layout, secret, link.send, self._engine, self._trainer, self._regions)
 
     async def run(self) -> str:
@@ -67,7 +65,7 @@ class Leader:
             self._trainer.close()
             await self._engine.stop()
             self._regions.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            remove_owner_folder(self._scratch)
 
     async def _serve(self) -> str:
         tasks = [asyncio.create_task(work()) for work in (self._read, self._work, self._stopped)]

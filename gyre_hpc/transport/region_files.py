@@ -6,6 +6,7 @@ name, which leaves existing maps valid. Files live in memory (/dev/shm) where th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -33,22 +34,41 @@ def run_folder(run_key: str) -> Path:
     return root / f"gyre-{run_key}"
 
 
-def remove_leftovers(run_key: str, owner: str = "") -> None:
-    """Delete what earlier processes of this run left on this host: all of it, or one owner's."""
-    shutil.rmtree(run_folder(run_key) / owner, ignore_errors=True)
+def remove_leftovers(run_key: str) -> None:
+    """Delete everything of this run on this host; for when none of its processes is left."""
+    shutil.rmtree(run_folder(run_key), ignore_errors=True)
 
 
-def make_owner_folder(run_key: str, owner: str) -> Path:
-    """An empty private folder for one owner."""
-    remove_leftovers(run_key, owner)
-    folder = run_folder(run_key) / owner
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    if folder.parent.stat().st_uid != os.getuid():
-        raise StorageFull(
-            f"{folder.parent} belongs to another user", fix="remove it or use another run folder"
-        )
+def make_owner_folder(run_key: str, owner: str, *, keep: int = 1) -> Path:
+    """An empty private folder for this process of `owner`: RUN/OWNER/GENERATION.
+
+    The newest `keep` folders of its dead predecessors stay readable: others may still hold manifests of them.
+    """
+    own = run_folder(run_key) / owner
+    for folder in (own.parent, own):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if own.parent.stat().st_uid != os.getuid():
+        raise StorageFull(f"{own.parent} belongs to another user", fix="remove it or use another run folder")
+    earlier = _generations(own)
+    for generation in earlier[: len(earlier) - keep]:
+        shutil.rmtree(own / str(generation), ignore_errors=True)
+    folder = own / str(earlier[-1] + 1 if earlier else 0)
     folder.mkdir(mode=0o700)
     return folder
+
+
+def remove_owner_folder(folder: Path) -> None:
+    """Delete a process's folder and those of its predecessors, then whatever folders that leaves empty."""
+    for generation in _generations(folder.parent):
+        if generation <= int(folder.name):
+            shutil.rmtree(folder.parent / str(generation), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+
+
+def _generations(own: Path) -> list[int]:
+    return sorted(int(path.name) for path in own.iterdir()) if own.is_dir() else []
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> tuple[Fragment, ...]:

@@ -2,19 +2,18 @@
 
 On the owner's host a pull maps the region's file; from elsewhere it streams the bytes over TCP after a proof of the
 run secret. Either way every fragment is checked against the manifest before the caller sees any: a pull is complete
-or raises PullFailed. Pulled arrays are private to the puller and stay valid after the owner drops or dies.
+or raises PullFailed. Pulled arrays are private to the puller and stay valid after the owner drops or dies. On its
+host a region also outlives its owner by one restart, so manifests others hold stay good while the owner recovers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import itertools
 import logging
 import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -92,7 +91,7 @@ class RegionServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Clear what an earlier process of this owner left, and listen."""
+        """Listen. What the process before this one published stays readable on this host; older regions are freed."""
         self._folder = region_files.make_owner_folder(self._run_key, self._owner)
         self._server = await asyncio.start_server(self._serve, self._host, 0)
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -123,9 +122,7 @@ class RegionServer:
         """Stop serving and free every region."""
         if self._server is not None:
             self._server.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self._folder.parent.rmdir()
+            region_files.remove_owner_folder(self._folder)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

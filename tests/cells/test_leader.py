@@ -55,6 +55,7 @@ from gyre_hpc.transport.messages import (
     TrainerRestored,
     WeightsPublished,
 )
+from gyre_hpc.transport.region_files import run_folder
 from gyre_hpc.transport.regions import RegionServer, pull, remove_leftovers, run_key
 
 PATIENCE_S = 240.0
@@ -317,7 +318,7 @@ async def test_a_cell_whose_engine_refuses_the_weights_is_quarantined_and_ends_w
     async with asyncio.timeout(PATIENCE_S):
         assert await cell.process.wait() == 1
     await until_gone(engine)
-    assert not list(Path("/dev/shm").glob(f"gyre-{run_key(controller.secret)}/*cell-0*"))
+    assert not (run_folder(run_key(controller.secret)) / "cell-0").exists()
 
 
 def test_a_run_folder_without_configuration_is_named(tmp_path: Path) -> None:

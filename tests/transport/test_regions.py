@@ -218,19 +218,24 @@ async def test_an_owner_killed_in_the_middle_of_a_pull_fails_it() -> None:
     remove_leftovers(run_key)
 
 
-async def test_a_restarted_owner_clears_what_it_left_and_nothing_else() -> None:
+async def test_regions_outlive_their_owner_by_one_restart_on_its_host() -> None:
     run_key = uuid.uuid4().hex
-    crashed, other = (RegionServer("127.0.0.1", name, run_key) for name in ("cell-0", "cell-1"))
-    await crashed.start()
+    other = RegionServer("127.0.0.1", "cell-1", run_key)
     await other.start()
-    lost, kept = publish(crashed), publish(other)
-    restarted = RegionServer("127.0.0.1", "cell-0", run_key)
-    await restarted.start()
-    assert not Path(lost.path).exists()
-    assert Path(kept.path).exists()
-    for server in (crashed, other, restarted):
-        server.close()
+    untouched = publish(other)
+    published: list[Manifest] = []
+    owners = [RegionServer("127.0.0.1", "cell-0", run_key) for _ in range(3)]
+    for owner in owners:
+        await owner.start()
+        published.append(publish(owner))
+    assert [Path(manifest.path).exists() for manifest in (*published, untouched)] == [False, True, True, True]
+    assert_equal(await pull(published[1], deadline_s=PATIENCE_S), ARRAYS)
+    owners[1].close()
+    assert [Path(manifest.path).exists() for manifest in published] == [False, False, True]
+    owners[2].close()
+    other.close()
     assert not region_files.run_folder(run_key).exists()
+    owners[0].close()
 
 
 async def test_region_files_are_private(server: RegionServer) -> None:
