@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -209,10 +210,14 @@ async def test_an_owner_killed_in_the_middle_of_a_pull_fails_it() -> None:
 
     listener = await asyncio.start_server(relay, "127.0.0.1", 0)
     relay_port = listener.sockets[0].getsockname()[1]
-    with pytest.raises(PullFailed, match="gone"):
-        remote = msgspec.structs.replace(from_elsewhere(manifest), address=f"127.0.0.1:{relay_port}")
-        await pull(remote, deadline_s=PATIENCE_S, secret=SECRET)
-    await owner.wait()
+    try:
+        with pytest.raises(PullFailed, match="gone"):
+            remote = msgspec.structs.replace(from_elsewhere(manifest), address=f"127.0.0.1:{relay_port}")
+            await pull(remote, deadline_s=PATIENCE_S, secret=SECRET)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            owner.kill()
+        await owner.wait()
     assert_equal(await pull(manifest, deadline_s=PATIENCE_S), {"a": np.ones(1 << 26, np.uint8)})
     listener.close()
     remove_leftovers(run_key)
