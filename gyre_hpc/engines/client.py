@@ -177,7 +177,10 @@ class EngineClient:
         await self._post("/resume_memory_occupation", wire.MemoryRequest(list(tags)))
 
     async def load(self, model_path: str, version: Version, *, keep_kv: bool = False) -> None:
-        """Serve the weights in folder `model_path` as `version`. `keep_kv`: KV of older weights stays findable."""
+        """Serve the weights in folder `model_path` as `version`. `keep_kv`: KV of older weights stays findable.
+
+        Under running calls pause first: a real SGLang that is not paused waits until they have ended.
+        """
         update = wire.UpdateFromDiskRequest(model_path, str(version), flush_cache=not keep_kv)
         await self._post("/begin_weight_update", {})
         try:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gyre_hpc.engines.torch.batching import Batcher, Call
+from gyre_hpc.engines.torch.batching import Batcher
+from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.model import Qwen3
 from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import Array, read_weights, write_weights

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_hpc.engines.torch.batching import Batcher, Call, Finish, Stage
+from gyre_hpc.engines.torch.batching import Batcher
+from gyre_hpc.engines.torch.calls import Call, Finish, Stage
 from gyre_hpc.engines.torch.forward import forward_logits
 from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -180,3 +182,30 @@ async def test_nobody_listening_is_unreachable_and_unhealthy() -> None:
         assert not await gone.health()
         with pytest.raises(EngineUnreachable, match=url):
             await gone.pause()
+
+
+async def test_an_abort_waits_until_the_engine_has_taken_the_call() -> None:
+    """Otherwise an abort that overtakes its call on another connection would be ignored as unknown."""
+    order: list[str] = []
+    aborted = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/abort_request":
+            order.append("abort")
+            aborted.set()
+            return web.Response()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(aborted.wait(), 0.2)
+        order.append("taken")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await aborted.wait()
+        await response.write(event(0, 2, {"type": "abort"}))
+        return response
+
+    async with serving(handler) as client:
+        call = asyncio.create_task(chunks(client))
+        await asyncio.sleep(0)
+        await client.abort("call")
+        assert [chunk.finish for chunk in await call] == ["abort"]
+    assert order == ["taken", "abort"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyre_hpc.engines.torch.batching import Call
+from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.forward import forward_logits
 from gyre_hpc.engines.torch.model import Qwen3
 from gyre_hpc.engines.torch.sampling import sample

@@ -10,16 +10,16 @@ A call waits for another that is prefilling the same next page, so a group's com
 
 from __future__ import annotations
 
-import enum
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from gyre_hpc.engines.torch.attention import Segment, decode_attention, prefill_attention
+from gyre_hpc.engines.torch.calls import Call, Finish, Stage
 from gyre_hpc.engines.torch.model import Qwen3
 from gyre_hpc.engines.torch.pool import PagePool, PrefixKeys
 from gyre_hpc.engines.torch.sampling import sample
@@ -27,60 +27,6 @@ from gyre_hpc.errors import IllegalTransition
 
 PREFILL_TOKENS = 1024
 """Tokens of one prefill chunk: about 50 ms on a CPU core for a model of 0.4M parameters."""
-
-
-class Stage(enum.StrEnum):
-    """Where a call stands."""
-
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    LIVE = "live"
-    FINISHED = "finished"
-
-
-class Finish(enum.StrEnum):
-    """Why a call ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-@dataclass(eq=False)
-class Call:
-    """One generation. `ids` = prompt + sampled; `spans` = (version, index of its first sampled token)."""
-
-    rid: str
-    ids: list[int]
-    max_new_tokens: int
-    namespace: str
-    stop_ids: frozenset[int] = frozenset()
-    greedy: bool = False
-    stage: Stage = Stage.WAITING
-    finish: Finish | None = None
-    prompt_tokens: int = field(init=False)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[tuple[str, int]] = field(default_factory=list)
-    cached_tokens: int = 0
-    retractions: int = 0
-    order: int = -1
-    """Rank of its first admission; -1 = never admitted."""
-    keys: PrefixKeys | None = None
-    pages: list[int] = field(default_factory=list)
-    computed: int = 0
-    """Leading ids whose KV is on `pages`."""
-    published: int = 0
-    """Leading pages that are findable, or that an equal findable page made needless."""
-    shares: bool = True
-    """False once weights changed under its KV and older KV was flushed: its further pages fit no namespace."""
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.ids)
-
-    @property
-    def sampled(self) -> int:
-        """Tokens sampled so far."""
-        return len(self.ids) - self.prompt_tokens
 
 
 @dataclass
@@ -282,44 +228,57 @@ class Batcher:
 
     def _prefill(self) -> None:
         """One chunk over the admitted calls, oldest first; calls whose ids are all computed sample and go LIVE."""
-        budget, chunk = self._prefill_tokens, []
-        for call in self._prefilling:
-            take = min(budget, len(call.ids) - call.computed)
-            if take <= 0:
-                break
-            chunk.append((call, call.computed, call.computed + take))
-            budget -= take
-        segments, ids, positions, slots, start = [], [], [], [], 0
-        for call, first, last in chunk:
-            where = np.arange(first, last)
-            pages = np.asarray(call.pages[: -(-last // self.page_tokens)])
-            ids += call.ids[first:last]
-            positions.append(where)
-            slots.append(pages[where // self.page_tokens] * self.page_tokens + where % self.page_tokens)
-            segments.append(Segment(start, start + last - first, last, torch.from_numpy(pages)))
-            start += last - first
+        parts = self._next_chunk()
+        ids, positions, slots, segments = self._ragged(parts)
         done = [
-            (call, part.end - 1)
-            for (call, _, last), part in zip(chunk, segments, strict=True)
+            segment.end - 1
+            for (call, _, last), segment in zip(parts, segments, strict=True)
             if last == len(call.ids)
         ]
         logits = self.model.logits(
             torch.tensor(ids),
-            torch.from_numpy(np.concatenate(positions)),
-            torch.from_numpy(np.concatenate(slots)),
+            positions,
+            slots,
             self.kv,
             prefill_attention(self.kv, self.model.shape, self.page_tokens, segments),
-            torch.tensor([row for _, row in done], dtype=torch.int64),
+            torch.tensor(done, dtype=torch.int64),
         )
-        self.counters.tokens_prefilled += start
-        for call, _, last in chunk:
+        self.counters.tokens_prefilled += len(ids)
+        for call, _, last in parts:
             call.computed = last
             self._publish(call)
-        if done:
-            for call, _ in done:
-                self._prefilling.remove(call)
-                self._go_live(call)
-            self._emit([call for call, _ in done], logits)
+        ready = [call for call, _, last in parts if last == len(call.ids)]
+        for call in ready:
+            self._prefilling.remove(call)
+            self._go_live(call)
+        if ready:
+            self._emit(ready, logits)
+
+    def _next_chunk(self) -> list[tuple[Call, int, int]]:
+        """(call, first, last) of the ids to compute next: first..last-1, at most `prefill_tokens` in all."""
+        budget, parts = self._prefill_tokens, []
+        for call in self._prefilling:
+            last = min(call.computed + budget, len(call.ids))
+            if last > call.computed:
+                parts.append((call, call.computed, last))
+                budget -= last - call.computed
+        return parts
+
+    def _ragged(
+        self, parts: list[tuple[Call, int, int]]
+    ) -> tuple[list[int], torch.Tensor, torch.Tensor, list[Segment]]:
+        """Ids, positions and KV slots of the parts end to end, and which rows are whose."""
+        ids: list[int] = []
+        positions, slots, segments = [], [], []
+        for call, first, last in parts:
+            where = np.arange(first, last)
+            pages = np.asarray(call.pages[: -(-last // self.page_tokens)])
+            positions.append(where)
+            slots.append(pages[where // self.page_tokens] * self.page_tokens + where % self.page_tokens)
+            segments.append(Segment(len(ids), len(ids) + last - first, last, torch.from_numpy(pages)))
+            ids += call.ids[first:last]
+        joined = [torch.from_numpy(np.concatenate(rows)) for rows in (positions, slots)]
+        return ids, joined[0], joined[1], segments
 
     def _go_live(self, call: Call) -> None:
         self._table[len(self._live), : len(call.pages)] = call.pages

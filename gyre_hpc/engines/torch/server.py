@@ -28,7 +28,7 @@ import uvloop
 from aiohttp import web
 
 from gyre_hpc.engines import wire
-from gyre_hpc.engines.torch.batching import Call, Finish
+from gyre_hpc.engines.torch.calls import Call, Finish
 from gyre_hpc.engines.torch.service import Options, Reader, Service, Unavailable
 from gyre_hpc.errors import GyreError
 
@@ -271,7 +271,7 @@ def application(service: Service) -> web.Application:
 def _end_process_on_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("engine loop failed", exc_info=task.exception())
-        os.kill(os.getpid(), signal.SIGABRT)
+        os._exit(1)
 
 
 async def listen(service: Service, host: str, port: int) -> tuple[web.AppRunner, str, int]:

@@ -20,7 +20,8 @@ import psutil
 
 from gyre_hpc import __name__ as package
 from gyre_hpc.engines import wire
-from gyre_hpc.engines.torch.batching import Batcher, Call
+from gyre_hpc.engines.torch.batching import Batcher
+from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.model import Qwen3
 from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights, weights_digest
