@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from gyre_hpc.config import GatewayConfig
@@ -23,6 +23,7 @@ from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.frames import (
+    AttemptOpened,
     AttemptSealed,
     CallAccepted,
     CallDelivered,
@@ -59,6 +60,8 @@ class GatewayApp:
         self.settings = settings
         self.max_context = max_context
         self.executions: dict[tuple[int, int], Execution] = {}
+        self.sealed: dict[tuple[int, int], Account] = {}
+        """Accounts of sealed attempts, for a controller that asks again."""
         self._keys: dict[str, Execution] = {}
         self._sampler = Sampler(rendering, router, call_log, settings.engine_silence_s, self._sampled)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,26 +70,40 @@ class GatewayApp:
     # ---- executions -------------------------------------------------------------------------------
 
     def open_execution(self, execution: int, attempt: int, key: str) -> None:
-        """Accept calls under `key`. A repeat changes nothing."""
+        """Accept calls under `key`. A repeat changes nothing; a sealed attempt stays closed."""
+        if (execution, attempt) in self.sealed:
+            return
         known = self.executions.get((execution, attempt))
         if known is None:
             known = self.executions[execution, attempt] = Execution(
                 execution, attempt, Lineage(self.rendering)
             )
-        self._keys[key] = known
+            self.log.append(AttemptOpened(execution, attempt, key))
+        self.accept_key(key, known)
+
+    def accept_key(self, key: str, execution: Execution) -> None:
+        """From here on calls under `key` belong to the execution."""
+        self._keys[key] = execution
 
     async def close_execution(self, execution: int, attempt: int) -> tuple[Account, bool]:
         """Refuse further calls, abandon running ones, make all records durable. (account, whether the log lacks any)."""
+        if (execution, attempt) in self.sealed:
+            return self.sealed[execution, attempt], False
         known = self.executions.get((execution, attempt))
         if known is None:
             return Account(), True
+        if known.closing:
+            await known.sealed.wait()
+            return known.account, False
         known.closing = True
         self._keys = {key: item for key, item in self._keys.items() if item is not known}
         for call in list(known.calls.values()):
             await self._abandon(known, call)
-        self.log.append(AttemptSealed(execution, attempt, known.account.calls))
+        self.log.append(AttemptSealed(execution, attempt, known.account.calls, asdict(known.account)))
         await self.log.sync()
-        del self.executions[execution, attempt]
+        self.executions.pop((execution, attempt), None)
+        self.sealed[execution, attempt] = known.account
+        known.sealed.set()
         return known.account, False
 
     async def close(self) -> None:

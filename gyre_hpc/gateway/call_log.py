@@ -24,6 +24,7 @@ from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.gateway.frames import (
     FORMAT,
     MAGIC,
+    AttemptOpened,
     AttemptSealed,
     CallAccepted,
     CallDelivered,
@@ -71,7 +72,8 @@ class CallLog:
         self._written = asyncio.Event()
         self._written.set()
         self._synced = True
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._syncing = asyncio.Lock()
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = _end_of_good_frames(path)
         os.ftruncate(self._handle, size)
         os.lseek(self._handle, size, os.SEEK_SET)
@@ -119,9 +121,10 @@ class CallLog:
     async def sync(self) -> None:
         """Make everything written durable."""
         await self.written()
-        if not self._synced:
-            self._synced = True
-            await asyncio.to_thread(os.fsync, self._handle)
+        async with self._syncing:
+            if not self._synced:
+                self._synced = True
+                await asyncio.to_thread(os.fsync, self._handle)
 
     async def keep_synced(self, fsync_s: float) -> None:
         """Group fsync, for ever; also retries what a full disk refused."""
@@ -254,6 +257,8 @@ class CallLogReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.executions: dict[tuple[int, int], dict[str, LoggedCall]] = {}
+        self.keys: dict[tuple[int, int], str] = {}
+        self.sealed: list[AttemptSealed] = []
         self._calls: dict[str, LoggedCall] = {}
         self._offset = 0
 
@@ -284,6 +289,10 @@ class CallLogReader:
     def _apply(self, frame: Frame, found: list[CallRecord | ExecutionEnd], offset: int) -> None:
         match frame:
             case LogOpened():
+                return
+            case AttemptOpened():
+                self.keys[frame.execution, frame.attempt] = frame.key
+                self.executions.setdefault((frame.execution, frame.attempt), {})
                 return
             case CallOpened():
                 call = LoggedCall(frame, self._base(frame, offset), decode_int32(frame.delta))
@@ -321,6 +330,8 @@ class CallLogReader:
             del self._calls[name]
             if not call.given:
                 found.append(call.record())
+        self.keys.pop((frame.execution, frame.attempt), None)
+        self.sealed.append(frame)
         found.append(ExecutionEnd(ExecutionId(frame.execution), frame.attempt, frame.calls))
 
 

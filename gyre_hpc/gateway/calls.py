@@ -100,4 +100,5 @@ class Execution:
     by_request: dict[bytes, Call] = field(default_factory=dict)
     home: CellId | None = None
     closing: bool = False
+    sealed: asyncio.Event = field(default_factory=asyncio.Event)
     account: Account = field(default_factory=Account)

@@ -96,14 +96,32 @@ class CallAccepted(msgspec.Struct, array_like=True, tag=5, frozen=True):
 
 
 class AttemptSealed(msgspec.Struct, array_like=True, tag=6, frozen=True):
-    """No frame of this attempt follows."""
+    """No frame of this attempt follows. `account` are the counters of calls.Account."""
 
     execution: int
     attempt: int
     calls: int
+    account: dict[str, float | bool]
 
 
-Frame = LogOpened | CallOpened | TokensReceived | CallFinished | CallDelivered | CallAccepted | AttemptSealed
+class AttemptOpened(msgspec.Struct, array_like=True, tag=7, frozen=True):
+    """Calls are accepted under `key`: a restarted worker serves it without waiting for the controller."""
+
+    execution: int
+    attempt: int
+    key: str
+
+
+Frame = (
+    AttemptOpened
+    | LogOpened
+    | CallOpened
+    | TokensReceived
+    | CallFinished
+    | CallDelivered
+    | CallAccepted
+    | AttemptSealed
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)
 

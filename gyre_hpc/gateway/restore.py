@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
-from gyre_hpc.gateway.calls import Call, Execution
+from gyre_hpc.gateway.calls import Account, Call, Execution
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.records import Delivery, FinishReason, Version
 
@@ -30,6 +31,11 @@ def restore(gateway: GatewayApp, path: Path) -> int:
             _account(execution, logged)
             _restore_call(gateway, execution, logged, context)
         gateway.executions[id, attempt] = execution
+        if (id, attempt) in reader.keys:
+            gateway.accept_key(reader.keys[id, attempt], execution)
+    for frame in reader.sealed:
+        account = msgspec.convert(frame.account, Account, strict=False)
+        gateway.sealed[frame.execution, frame.attempt] = account
     return len(reader.executions)
 
 

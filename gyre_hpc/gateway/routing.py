@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from gyre_hpc.records import CellId, Version
 
@@ -130,18 +130,24 @@ class Router:
         """Send calls to the cell. Calls it still runs under another version or address are moved first."""
         known = self.table.cells.get(id)
         if known is not None and (known.address, known.version) != (address, version):
-            self._tell(id, gone=known.address != address)
+            self._tell(self._leases.get(id, ()), gone=known.address != address)
         self.table.route(id, address, capacity, version)
         self._wake()
 
-    async def unroute(self, id: CellId, drain_s: float, *, gone: bool = False) -> int:
-        """Empty the cell: no new calls, `drain_s` to finish, then cut. Returns how many calls were cut."""
+    def unroute(self, id: CellId, drain_s: float, *, gone: bool = False) -> Coroutine[Any, Any, int]:
+        """Empty the cell: no new calls from here on; the rest, to be awaited: `drain_s` to finish, then cut.
+
+        Its result is how many calls were cut. A Route that comes meanwhile is not undone.
+        """
         self.table.block(id)
+        return self._empty(id, frozenset(self._leases.get(id, ())), drain_s, gone)
+
+    async def _empty(self, id: CellId, leases: frozenset[Lease], drain_s: float, gone: bool) -> int:
         if drain_s > 0 and not gone:
-            await self._emptied(id, drain_s)
-        cut = self._tell(id, gone=gone)
-        if not await self._emptied(id, CUT_S):
-            log.error("cell %d: %d calls did not leave within %.0f s", id, len(self._leases[id]), CUT_S)
+            await self._released(id, leases, drain_s)
+        cut = self._tell(leases & self._leases.get(id, set()), gone=gone)
+        if not await self._released(id, leases, CUT_S):
+            log.error("cell %d: calls did not leave within %.0f s", id, CUT_S)
         return cut
 
     async def acquire(self, call: str, preferred: CellId | None) -> Lease:
@@ -161,8 +167,7 @@ class Router:
         """The call samples there no more."""
         self.table.cells[lease.cell].running.discard(lease.call)
         self._leases[lease.cell].discard(lease)
-        if not self._leases[lease.cell]:
-            self._wake()
+        self._wake()
 
     def failed(self, lease: Lease, cause: str) -> None:
         """The engine did not do its part: out of use until it is routed again."""
@@ -172,21 +177,20 @@ class Router:
             cell.routable = False
             self._fault(lease.cell, cause)
 
-    def _tell(self, id: CellId, *, gone: bool) -> int:
-        """Tell every call on the cell to leave."""
-        leases = [
-            lease for lease in self._leases.get(id, ()) if not lease.leave.is_set() or gone > lease.gone
-        ]
-        for lease in leases:
+    @staticmethod
+    def _tell(leases: Iterable[Lease], *, gone: bool) -> int:
+        """Tell calls to leave; how many had not been told."""
+        told = [lease for lease in leases if not lease.leave.is_set()]
+        for lease in told:
             lease.gone = gone
             lease.leave.set()
-        return len(leases)
+        return len(told)
 
-    async def _emptied(self, id: CellId, timeout_s: float) -> bool:
-        """Whether no call runs on the cell within `timeout_s`."""
+    async def _released(self, id: CellId, leases: frozenset[Lease], timeout_s: float) -> bool:
+        """Whether none of the leases holds any more, within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._leases.get(id):
+                while not leases.isdisjoint(self._leases.get(id, ())):
                     await self._changed.wait()
         except TimeoutError:
             return False

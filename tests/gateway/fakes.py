@@ -124,7 +124,7 @@ class RunningGateway:
         app = GatewayApp(rendering, router, log, GatewayConfig(**settings), max_context)
         restore(app, path)
         app.open_execution(7, 1, KEY)
-        runner = web.AppRunner(web_app(app), handler_cancellation=True, access_log=None)
+        runner = web.AppRunner(web_app(app), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -1,0 +1,210 @@
+"""The gateway worker: HTTP on an inherited socket, obeying the controller over a link.
+
+It outlives its controller: while the link is down calls are served, answers to the controller wait, and the worker looks
+for a controller for `cluster.orphan_grace_s`, as a new incarnation; then it ends. After a restart its call log brings open
+executions back, and the controller sends keys and routes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.engines.client import EngineClient
+from gyre_hpc.errors import PeerLost
+from gyre_hpc.gateway.app import GatewayApp
+from gyre_hpc.gateway.call_log import CallLog, call_log_path
+from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.gateway.restore import restore
+from gyre_hpc.gateway.routing import Router
+from gyre_hpc.gateway.server import web_app
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.links import Link
+from gyre_hpc.transport.messages import (
+    CloseExecution,
+    EngineFault,
+    ExecutionSealed,
+    GatewayStatus,
+    Goodbye,
+    Hello,
+    Message,
+    OpenExecution,
+    PeerKind,
+    Route,
+    Shutdown,
+    Unroute,
+    Unrouted,
+)
+
+log = logging.getLogger(__name__)
+
+STATUS_S = 1.0
+"""Seconds between two GatewayStatus."""
+SHUTDOWN_S = 1.0
+"""Seconds that open connections get at the end; their calls are already over."""
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(
+        self, layout: RunLayout, config: RunConfig, listening: socket.socket, launch: int, incarnation: int
+    ) -> None:
+        self._layout = layout
+        self._config = config
+        self._socket = listening
+        self._launch = launch
+        self._incarnation = incarnation
+        self._engines: dict[str, EngineClient] = {}
+        self._outbox: list[Message] = []
+        self._link: Link | None = None
+        self._ending = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until Shutdown, a signal, or the orphan grace is over."""
+        config = self._config
+        path = call_log_path(self._layout, self._launch)
+        call_log = CallLog(path, self._incarnation)
+        rendering = Rendering(self._layout.model, config.model.renderer, config.model.thinking)
+        router = Router(self._engine, lambda cell, cause: self._send(EngineFault(cell, cause)))
+        self._app = GatewayApp(rendering, router, call_log, config.gateway, config.model.max_context)
+        log.info("%d open executions restored from %s", restore(self._app, path), path)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
+            runner = web.AppRunner(
+                web_app(self._app), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+            )
+            await runner.setup()
+            await web.SockSite(runner, self._socket, backlog=1024).start()
+            try:
+                await self._live(call_log)
+            finally:
+                await self._app.close()
+                await runner.cleanup()
+                call_log.close()
+        if self._link is not None:
+            self._link.send(Goodbye())
+            await self._link.close()
+
+    async def _live(self, call_log: CallLog) -> None:
+        """Until the first of: the end is asked for, or one of the standing duties fails."""
+        duties = [
+            asyncio.create_task(self._ending.wait(), name="end"),
+            asyncio.create_task(self._obey(), name="controller"),
+            asyncio.create_task(call_log.keep_synced(self._config.gateway.fsync_s), name="fsync"),
+            asyncio.create_task(self._report(), name="status"),
+        ]
+        done, pending = await asyncio.wait(duties, return_when=asyncio.FIRST_COMPLETED)
+        for task in [*pending, *self._tasks]:
+            task.cancel()
+        await asyncio.wait([*duties, *self._tasks])
+        for task in done:
+            task.result()
+
+    async def _obey(self) -> None:
+        """Follow one controller after another."""
+        cluster = self._config.cluster
+        grace = cluster.start_timeout_s
+        while True:
+            try:
+                self._link = await Link.connect(
+                    self._layout,
+                    self._hello(),
+                    self._incarnation,
+                    heartbeat_s=self._config.transport.heartbeat_s,
+                    timeout_s=grace,
+                )
+            except PeerLost as error:
+                log.error("no controller: the gateway ends. %s", error)
+                return
+            waiting, self._outbox = self._outbox, []
+            for message in waiting:
+                self._link.send(message)
+            while (received := await self._link.receive()) is not None:
+                if isinstance(received, Shutdown):
+                    log.info("shutdown: %s", received.reason)
+                    return
+                self._handle(received)
+            log.warning(
+                "the link to the controller is down; calls are served for %.0f s more", cluster.orphan_grace_s
+            )
+            self._link, grace = None, cluster.orphan_grace_s
+            self._incarnation += 1
+
+    def _hello(self) -> Hello:
+        host, port = self._socket.getsockname()[:2]
+        reachable = socket.gethostname() if host in ("0.0.0.0", "::") else host
+        address = f"http://{reachable}:{port}"
+        return Hello(PeerKind.GATEWAY, 0, os.getpid(), socket.gethostname(), address)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case OpenExecution():
+                self._app.open_execution(message.execution, message.attempt, message.key)
+            case Route():
+                self._app.router.route(message.cell, message.address, message.capacity, message.version)
+            case CloseExecution():
+                self._spawn(self._close(message))
+            case Unroute():
+                self._spawn(
+                    self._unroute(
+                        message, self._app.router.unroute(message.cell, message.drain_s, gone=message.gone)
+                    )
+                )
+            case _:
+                log.warning("%s is not for a gateway: ignored", type(message).__name__)
+
+    async def _close(self, message: CloseExecution) -> None:
+        account, incomplete = await self._app.close_execution(message.execution, message.attempt)
+        self._send(
+            ExecutionSealed(
+                execution=message.execution, attempt=message.attempt, incomplete=incomplete, **asdict(account)
+            )
+        )
+
+    async def _unroute(self, message: Unroute, emptied: Coroutine[Any, Any, int]) -> None:
+        log.info("cell %d leaves: %s", message.cell, message.cause)
+        self._send(Unrouted(message.cell, await emptied))
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_S)
+            if self._link is not None:
+                router = self._app.router
+                self._link.send(GatewayStatus(router.running(), router.waiting, self._app.tokens))
+
+    def _send(self, message: Message) -> None:
+        """To the controller, or kept for the next one."""
+        if self._link is None:
+            self._outbox.append(message)
+        else:
+            self._link.send(message)
+
+    def _engine(self, address: str) -> EngineClient:
+        if address not in self._engines:
+            self._engines[address] = EngineClient(address, self._session)
+        return self._engines[address]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an order of the controller failed: the worker ends", exc_info=error)
+            self._ending.set()

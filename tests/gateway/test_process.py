@@ -1,0 +1,192 @@
+"""The gateway as a process: its socket outlives its worker, its calls outlive both, and it obeys one controller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gyre_hpc.config import RunConfig, save_run_config
+from gyre_hpc.gateway.call_log import CallLogReader, ExecutionEnd, call_logs
+from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CallRecord, CellId, ExecutionId, Version
+from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
+from gyre_hpc.transport.messages import (
+    CloseExecution,
+    ExecutionSealed,
+    GatewayStatus,
+    Goodbye,
+    Message,
+    OpenExecution,
+    Route,
+    Shutdown,
+    Unroute,
+    Unrouted,
+)
+
+KEY = "key"
+PATIENCE_S = 60.0
+
+
+@dataclass
+class HttpEngine:
+    """An engine's /generate over HTTP: answers `tokens`, pausing once after `pause_after` of them."""
+
+    tokens: list[int]
+    pause_after: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.prompts.append(body["input_ids"])
+        known = len(self.prompts[0])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        start = len(body["input_ids"]) - known
+        for index in range(start, len(self.tokens)):
+            if self.pause_after and index == self.pause_after:
+                self.pause_after = 0
+                await asyncio.Event().wait()
+            meta = {
+                "completion_tokens": index + 1 - start,
+                "output_token_logprobs": [[-0.5, token, None] for token in self.tokens[start : index + 1]],
+                "weight_version": "4",
+                "finish_reason": {"type": "stop"} if index == len(self.tokens) - 1 else None,
+            }
+            event = {"output_ids": self.tokens[start : index + 1], "meta_info": meta}
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def serve(self) -> tuple[web.AppRunner, str]:
+        app = web.Application()
+        app.router.add_post("/generate", self.generate)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+@pytest.fixture
+async def run(tmp_path: Path, model_dir: Path) -> AsyncIterator[tuple[RunLayout, LinkServer]]:
+    layout = RunLayout(tmp_path)
+    layout.create()
+    shutil.copytree(model_dir, layout.model)
+    config = RunConfig()
+    config.model.path = "x"
+    save_run_config(config, tmp_path)
+    server = LinkServer(write_secret(layout), 1, "127.0.0.1")
+    write_rendezvous(layout, *await server.start(), 1)
+    yield layout, server
+    await server.close()
+
+
+async def message(link: PeerLink, kind: type[Message]) -> Any:
+    """The next message of this kind."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not isinstance(received := await link.receive(), kind):
+            assert received is not None
+    return received
+
+
+async def ask(address: str) -> dict[str, Any]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(
+            f"{address}/x/{KEY}/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "hi"}]},
+        ) as response,
+    ):
+        return dict(await response.json())
+
+
+def order(link: PeerLink, engine: str) -> None:
+    """What a controller tells a gateway that has just said hello."""
+    link.send(OpenExecution(ExecutionId(3), 1, KEY, False))
+    link.send(Route(CellId(0), engine, 2, Version(4)))
+
+
+async def test_a_killed_worker_comes_back_on_the_same_port_with_its_calls(
+    run: tuple[RunLayout, LinkServer], rendering: Rendering
+) -> None:
+    layout, server = run
+    engine = HttpEngine(rendering.tokenizer.encode("an answer in pieces<|im_end|>"), pause_after=3)
+    runner, engine_url = await engine.serve()
+    command = [
+        sys.executable,
+        "-m",
+        "gyre_hpc.gateway.process",
+        "--run",
+        str(layout.root),
+        "--incarnation",
+        "1000",
+    ]
+    process = await asyncio.create_subprocess_exec(*command)
+    async with asyncio.timeout(3 * PATIENCE_S):
+        link = await server.accept()
+        assert link.incarnation == 1000
+        order(link, engine_url)
+        status = await message(link, GatewayStatus)
+        assert (status.running, status.waiting) == ({0: 0}, 0)
+        cut = asyncio.create_task(ask(link.hello.address))
+        while (await message(link, GatewayStatus)).tokens < 3:
+            pass
+        os.kill(link.hello.pid, signal.SIGKILL)
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await cut
+        repeat = asyncio.create_task(ask(link.hello.address))
+        second = await server.accept()
+        assert second.incarnation > 1000 and second.hello.address == link.hello.address
+        order(second, engine_url)
+        answer = await repeat
+        assert answer["choices"][0]["message"]["content"] == "an answer in pieces"
+        assert engine.prompts[1] == engine.prompts[0] + engine.tokens[:3]
+
+        second.send(Unroute(CellId(0), 0.0, "test"))
+        assert await message(second, Unrouted) == Unrouted(CellId(0), 0)
+        second.send(CloseExecution(ExecutionId(3), 1))
+        sealed = await message(second, ExecutionSealed)
+        assert (sealed.calls, sealed.calls_lost, sealed.incomplete) == (1, 0, False)
+        assert sealed.tokens_sampled == len(engine.tokens)
+        second.send(Shutdown("test"))
+        assert (await message(second, Goodbye)).error == ""
+        assert await process.wait() == 0
+    (path,) = call_logs(layout)
+    record, end = CallLogReader(path).poll()
+    assert isinstance(record, CallRecord) and isinstance(end, ExecutionEnd) and end.calls == 1
+    assert record.output_ids.tolist() == engine.tokens and record.versions.tolist() == [4] * len(
+        engine.tokens
+    )
+    await runner.cleanup()
+
+
+async def test_an_incurable_fault_ends_the_gateway_with_its_exit_code(
+    run: tuple[RunLayout, LinkServer],
+) -> None:
+    layout, _ = run
+    (layout.model / "tokenizer.json").unlink()
+    command = [
+        sys.executable,
+        "-m",
+        "gyre_hpc.gateway.process",
+        "--run",
+        str(layout.root),
+        "--incarnation",
+        "1000",
+    ]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(PATIENCE_S):
+        _, errors = await process.communicate()
+    assert process.returncode == 2 and b"tokenizer.json: no such file" in errors
