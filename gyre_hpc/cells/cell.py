@@ -162,7 +162,7 @@ class Cell:
             return
         self._core = message.core
         self._machine.to(CellRole.TRAINING)
-        self._send(CellSwitched(Role.TRAINING, self._trainer.version, "", phases))
+        self._switched(CellSwitched(Role.TRAINING, self._trainer.version, "", phases))
         await self._take_up_work()
 
     async def _take_training_memory(self, message: BecomeTrainer, phases: Phases) -> None:
@@ -212,7 +212,12 @@ class Cell:
 
     def _serving(self, version: Version, phases: Phases) -> None:
         self._machine.to(CellRole.ROLLOUT)
-        self._send(CellSwitched(Role.ROLLOUT, version, self._engine.address, phases))
+        self._switched(CellSwitched(Role.ROLLOUT, version, self._engine.address, phases))
+
+    def _switched(self, message: CellSwitched) -> None:
+        times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in message.phases.items())
+        log.info("%s at version %d (%s)", self.role, message.version, times)
+        self._send(message)
 
     def _fail(self, role: CellRole, error: GyreError) -> None:
         log.error("%s -> %s: %s", self.role, role, error)

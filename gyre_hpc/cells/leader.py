@@ -136,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    logging.getLogger("megatron").setLevel(logging.WARNING)
     try:
         reason = asyncio.run(lead(RunLayout(args.run.absolute()), CellId(args.cell), args.incarnation))
     except GyreError as error:

@@ -1,12 +1,14 @@
 """Which nodes of the allocation a step runs on: pure bookkeeping of CPUs and memory per node.
 
-A step goes to the nodes with most free CPUs (ties: allocation order, last node first, because the batch host carries
-the controller) and gets them exclusively (`--exact`) if they fit; a step that fits nowhere shares (`--overlap`).
+A step goes to the nodes with most free CPUs (ties: last node of the allocation first, because the first carries the
+controller). A cell, whose spec names its memory, gets its CPUs to itself (`--exact`) if they are free; a controller-side
+process, or a cell that fits nowhere, shares (`--overlap`) and takes nothing from those that come after it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -72,11 +74,15 @@ def place(spec: ProcessSpec, nodes: Sequence[Node], running: Iterable[Placement]
             f" {len(large)} are that large",
             fix="raise --nodes, --cpus-per-task or --mem of the job, or lower cluster.cell.cpus_per_rank or .mem",
         )
-    free = _free(nodes, running)
-    order = sorted(range(len(large)), key=lambda index: (-free[large[index].name][0], -index))
+    steps = list(running)
+    free = _free(nodes, steps)
+    load = Counter(name for step in steps for name in step.nodes if not step.exact)
+    order = sorted(
+        range(len(large)), key=lambda index: (load[large[index].name] - free[large[index].name][0], -index)
+    )
     chosen = [large[index] for index in order[: spec.nodes]]
-    fits = all(_fits(free[node.name], cpus, mem_mb) for node in chosen)
-    return Placement(tuple(sorted(node.name for node in chosen)), cpus, mem_mb, exact=fits)
+    exact = bool(spec.mem) and all(_fits(free[node.name], cpus, mem_mb) for node in chosen)
+    return Placement(tuple(sorted(node.name for node in chosen)), cpus, mem_mb, exact)
 
 
 def _free(nodes: Sequence[Node], running: Iterable[Placement]) -> Mapping[str, tuple[int, int | None]]:

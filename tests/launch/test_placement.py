@@ -25,7 +25,7 @@ def test_steps_spread_over_the_nodes_and_the_batch_host_comes_last() -> None:
     assert first.exact and second.exact
 
 
-@pytest.mark.parametrize("spec", [cell(cpus_per_rank=2), cell(mem="2G")])
+@pytest.mark.parametrize("spec", [cell(cpus_per_rank=2, mem="1G"), cell(mem="2G")])
 def test_a_step_that_does_not_fit_beside_the_others_shares(spec: ProcessSpec) -> None:
     full = [Placement(("n0", "n1"), 3, 3072, exact=True)]
     assert not place(spec, NODES, full).exact
@@ -34,6 +34,13 @@ def test_a_step_that_does_not_fit_beside_the_others_shares(spec: ProcessSpec) ->
 def test_sharing_steps_take_nothing_away() -> None:
     sharing = [Placement(("n0", "n1"), 4, 4096, exact=False)]
     assert place(cell(cpus_per_rank=4, mem="4G"), NODES, sharing).exact
+
+
+def test_controller_side_processes_share_and_spread() -> None:
+    first = place(cell("gateway-0"), NODES, [])
+    second = place(cell("runner-0"), NODES, [first])
+    assert not first.exact and not second.exact
+    assert (first.nodes, second.nodes) == (("n1",), ("n0",))
 
 
 @pytest.mark.parametrize("spec", [cell(nodes=3, ranks=3), cell(cpus_per_rank=5), cell(mem="5G")])

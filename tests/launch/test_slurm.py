@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -178,3 +180,36 @@ async def test_the_batch_script_becomes_the_controller_and_gets_its_signals(
     assert log.read_text().split() == ["train", "cluster.kind=slurm", "steps=3"]
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
     await until_logged(spec, "ended")
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+@pytest.mark.timeout(900)
+async def test_a_whole_run_trains_with_one_step_per_cell(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    size = ["--nodes=2", "--cpus-per-task=4", "--mem=4G", f"--output={log}", f"--chdir={tmp_path}"]
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    keys = ["experiment=quickstart", "name=flat", f"root={tmp_path}", "cluster.cells=2", "tasks.heldout=0"]
+    keys += [
+        "schedule.steps=1",
+        "schedule.batch_groups=2",
+        "schedule.executions_per_group=4",
+        "trust_tasks=true",
+    ]
+    command = ["sbatch", "--parsable", *size, str(SCRIPT.with_name("train.sbatch")), *keys]
+    job = subprocess.check_output(command, text=True, env=env).strip()
+    seen: set[str] = set()
+    async with asyncio.timeout(600):
+        while state := squeue(job, "%T"):
+            seen |= set(squeue(job, "%j", "-s").split()) if state == "RUNNING" else set()
+            await asyncio.sleep(0.5)
+    summaries = list(tmp_path.glob("flat-*/summary.json"))
+    assert summaries, log.read_text()
+    assert json.loads(summaries[0].read_text())["steps"] == 1
+    assert {name.partition(".")[0] for name in seen} >= {
+        "cell-0",
+        "cell-1",
+        "gateway-0",
+        "runner-0",
+        "processor-0",
+    }
