@@ -95,8 +95,13 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     """The typed outline of a request body. Raises Refusal naming the field at fault."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise invalid(f"request body: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            return msgspec.json.decode(msgspec.json.encode(read_json(body)), type=kind)
+        except ValueError:
+            raise invalid(f"request body: {error}") from error
 
 
 def decode_message(raw: msgspec.Raw) -> dict[str, Any]:
