@@ -63,7 +63,7 @@ def write_off(turn: Turn, group: Group, reason: str) -> None:
 
 def write_off_stale(turn: Turn) -> None:
     """Write off live groups whose consumption at the present step would exceed `max_staleness`."""
-    limit = turn.state.settings.max_staleness
+    limit = turn.state.settings.staleness_limit
     for group in turn.state.with_status(*LIVE):
         steps = turn.state.staleness(group)
         if steps > limit:
@@ -184,7 +184,7 @@ def slots_left(state: State, batch: Batch) -> int:
 def _last_chance(state: State, group: Group) -> bool:
     """Whether the next burst would find the group too stale."""
     ahead = state.burst.planned - len(state.burst.committed)
-    return state.staleness(group) + ahead > state.settings.max_staleness
+    return state.staleness(group) + ahead > state.settings.staleness_limit
 
 
 def _pending_last_chances(state: State) -> int:

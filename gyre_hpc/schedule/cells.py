@@ -125,9 +125,15 @@ def recall(turn: Turn, cells: tuple[Cell, ...]) -> None:
 
 
 def give_way(turn: Turn) -> None:
-    """After a capacity loss, training cells return as the policy names them, until enough capacity is left."""
+    """After a capacity loss, training cells return as the policy names them, until enough capacity is left.
+
+    No cell stays bound for training then: it would wait for ever behind one that serves again.
+    """
     if turn.state.short:
-        recall(turn, policy_of(turn.state).gives_way(turn.state))
+        leaving = policy_of(turn.state).gives_way(turn.state)
+        recall(turn, leaving)
+        if leaving:
+            turn.update(reserved=())
         turn.update(short=is_short(turn.state) or turn.state.coming_capacity == 0)
 
 

@@ -118,8 +118,10 @@ def terminated(turn: Turn, event: Terminated) -> None:
         _evaluation_terminated(turn, event.id)
         return
     never_launched = execution.stage is Stage.QUEUED
+    left = dict(state.executions)
+    del left[event.id]
     turn.update(
-        executions={id_: other for id_, other in state.executions.items() if id_ != event.id},
+        executions=left,
         queued=tuple(id_ for id_ in state.queued if id_ != event.id) if never_launched else state.queued,
         launched=state.launched + never_launched,
         terminated=state.terminated + 1,

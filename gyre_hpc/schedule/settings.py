@@ -7,7 +7,6 @@ reads the `schedule` section of the configuration; capacities are per cell, in l
 from __future__ import annotations
 
 import enum
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,8 +41,8 @@ class Settings(msgspec.Struct, frozen=True):
     """phi*B."""
     oversample: int = 0
     """m: executions per group beyond N."""
-    max_staleness: int = 2
-    """Most steps between a group's stamp and the step that consumes it."""
+    max_staleness: int = -1
+    """Most steps between a group's stamp and the step that consumes it; -1 = ceil(2(phi + mu))."""
     max_void_bursts: int = 3
     """Bursts in a row without a step after which the run stops."""
     steps: int = 30
@@ -76,6 +75,12 @@ class Settings(msgspec.Struct, frozen=True):
         """Groups in the ledger right after a dispatch: (phi + mu) * B."""
         return self.groups_ahead + self.steps_per_burst * self.batch_groups
 
+    @property
+    def staleness_limit(self) -> int:
+        """`max_staleness` with its default filled in."""
+        twice_the_span = -(-2 * self.queue_groups // self.batch_groups)
+        return twice_the_span if self.max_staleness < 0 else self.max_staleness
+
 
 def settings_from(
     schedule: ScheduleConfig,
@@ -85,15 +90,13 @@ def settings_from(
     evaluate_last: bool = False,
     pool: int = 0,
 ) -> Settings:
-    """Settings of a run; fills the defaults that depend on other fields. Raises ConfigError naming the key."""
+    """Settings of a run from the `schedule` section. Raises ConfigError naming the key."""
     ahead = schedule.extra_dispatch * schedule.batch_groups
     if abs(ahead - round(ahead)) > 1e-9:
         raise ConfigError(
             f"schedule.extra_dispatch={schedule.extra_dispatch}: phi*B = {ahead} is not an integer",
             fix=f"use a multiple of 1/{schedule.batch_groups}",
         )
-    span = schedule.extra_dispatch + schedule.steps_per_burst
-    stalest = schedule.max_staleness if schedule.max_staleness >= 0 else math.ceil(2 * span)
     return Settings(
         capacities=capacities,
         policy=PolicyName(schedule.policy),
@@ -102,7 +105,7 @@ def settings_from(
         steps_per_burst=schedule.steps_per_burst,
         groups_ahead=round(ahead),
         oversample=schedule.oversample,
-        max_staleness=stalest,
+        max_staleness=schedule.max_staleness,
         max_void_bursts=schedule.max_void_bursts,
         steps=schedule.steps,
         training_cells=_training_cells(schedule, len(capacities)),

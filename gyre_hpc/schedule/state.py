@@ -9,7 +9,8 @@ whose join is committed, in order); `open_batch` with `groups` in the order take
 
 A group is in `groups` from its dispatch until nothing can call for its micro-steps again: written off, or consumed in
 a burst that has ended. Only then may its data be dropped. When `open_batch.groups` grows, the caller adds those groups'
-micro-steps to its claims ledger and reports MicroSteps; a change of `open_batch.index` makes all older claims void.
+micro-steps to its claims ledger before it carries out the turn's decisions (a group without micro-steps may fill and close
+the batch in one turn), then reports MicroSteps; a change of `open_batch.index` makes all older claims void.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ def no_return_inside_a_burst(turn: Turned) -> None:
     """A cell returns at the end of a burst, or late because its switch outlasted it, or after a capacity loss."""
     late = {cell.id for cell in turn.before.cells if cell.role is CellRole.RECALLED}
     for decision in turn.of(ToRollout):
+        assert isinstance(decision, ToRollout)
         assert turn.of(EndBurst) or decision.cell in late or turn.world.capacity_lost
 
 
@@ -121,7 +122,7 @@ def groups_are_fresh_enough(turn: Turned) -> None:
     batch = turn.after.open_batch
     if batch is not None:
         ages = [turn.after.staleness(turn.after.groups[group]) for group in batch.groups]
-        assert all(0 <= age <= turn.after.settings.max_staleness for age in ages)
+        assert all(0 <= age <= turn.after.settings.staleness_limit for age in ages)
 
 
 def versions_only_rise(turn: Turned) -> None:

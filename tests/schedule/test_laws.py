@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from gyre_hpc.schedule.state import State
 from .laws import ALL
 from .world import Law, Nature, World
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -26,10 +27,11 @@ SEEDS = st.integers(0, 2**32 - 1)
 def plans(draw: st.DrawFn, policy: PolicyName | None = None) -> Settings:
     """Small schedules of every shape."""
     chosen = policy or draw(st.sampled_from(PolicyName))
-    capacities = draw(st.lists(st.integers(1, 9), min_size=2 if chosen is PolicyName.ASYNC else 1, max_size=4))
+    capacities = draw(
+        st.lists(st.integers(1, 9), min_size=2 if chosen is PolicyName.ASYNC else 1, max_size=4)
+    )
     batch, burst = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     ahead = draw(st.integers(0, 2 * batch))
-    stalest = math.ceil(2 * (Fraction(ahead, batch) + burst))
     return Settings(
         capacities=tuple(capacities),
         policy=chosen,
@@ -38,7 +40,7 @@ def plans(draw: st.DrawFn, policy: PolicyName | None = None) -> Settings:
         steps_per_burst=burst,
         groups_ahead=ahead,
         oversample=draw(st.integers(0, 1)),
-        max_staleness=draw(st.sampled_from((stalest, stalest, burst))),
+        max_staleness=draw(st.sampled_from((-1, -1, burst, 0))),
         steps=draw(st.integers(1, 6)),
         training_cells=max(1, len(capacities) // 2) if chosen is PolicyName.ASYNC else 0,
         streaming=draw(st.booleans()),
@@ -74,3 +76,68 @@ def test_law_holds_in_every_world(law: Law, plan: Settings, nature: Nature, seed
 @given(plan=plans(), nature=natures, seed=SEEDS)
 def test_all_laws_hold_in_very_many_worlds(plan: Settings, nature: Nature, seed: int) -> None:
     World(plan, nature, seed, ALL).run()
+
+
+@quick
+@given(plan=plans(), nature=natures, seed=SEEDS)
+def test_every_world_ends_with_all_steps_or_a_named_reason(plan: Settings, nature: Nature, seed: int) -> None:
+    state = World(plan, nature, seed).run().state
+    assert state.waterlevel >= 0 and state.stop_reason is not None
+    if state.stop_reason:
+        assert f"{plan.max_void_bursts} bursts in a row without a step: group" in state.stop_reason
+    else:
+        assert state.steps_done == plan.steps and state.published == state.version
+        assert state.waterlevel == 0 and not state.evaluations
+
+
+@quick
+@given(plan=plans(), nature=calm, seed=SEEDS)
+def test_a_world_without_faults_takes_exactly_the_configured_steps(
+    plan: Settings, nature: Nature, seed: int
+) -> None:
+    state = World(plan, nature, seed, ALL).run().state
+    assert state.undone == ()
+    assert state.stop_reason or state.version == plan.steps
+
+
+@quick
+@given(plan=plans(), nature=natures, seed=SEEDS)
+def test_replaying_the_journal_gives_the_same_decisions_and_state(
+    plan: Settings, nature: Nature, seed: int
+) -> None:
+    world = World(plan, nature, seed).run()
+    state = initial_state(plan)
+    for event, decided in zip(world.journal, world.decided, strict=True):
+        state = _through_json(state, State)
+        state, decisions = decide(state, _through_json(event, AnyEvent))
+        assert decisions == _through_json(decided, tuple[AnyDecision, ...])
+    assert state == world.state
+
+
+def _through_json(value: object, kind: object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value), type=kind)
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+@pytest.mark.parametrize(
+    ("batch", "burst", "ahead"), [(2, 1, 0), (2, 4, 0), (2, 1, 3), (3, 2, 3), (4, 3, 2), (1, 1, 2)]
+)
+def test_mean_staleness_is_phi_plus_half_of_mu_minus_one(
+    policy: PolicyName, batch: int, burst: int, ahead: int
+) -> None:
+    """In a loss-free world with groups ready in the order of dispatch, once the queue is full."""
+    plan = Settings(
+        capacities=(5, 5, 5),
+        policy=policy,
+        batch_groups=batch,
+        executions_per_group=2,
+        steps_per_burst=burst,
+        groups_ahead=ahead,
+        max_staleness=20,
+        steps=10 * burst,
+        training_cells=1,
+    )
+    world = World(plan, Nature(fifo=True), seed=7, laws=ALL).run()
+    warm = burst * (1 + math.ceil(ahead / (burst * batch)))
+    steady = [age for version, age in world.staleness if version >= warm]
+    assert Fraction(sum(steady), len(steady)) == Fraction(ahead, batch) + Fraction(burst - 1, 2)

@@ -107,7 +107,9 @@ class World:
     def __init__(self, settings: Settings, nature: Nature, seed: int, laws: tuple[Law, ...] = ()) -> None:
         self.settings, self.nature, self.laws = settings, nature, laws
         self.rng = random.Random(seed)
-        self.pace = {name: self.rng.choice((0.2, 1.0, 5.0)) for name in ("rollout", "switch", "train", "score")}
+        self.pace = {
+            name: self.rng.choice((0.2, 1.0, 5.0)) for name in ("rollout", "switch", "train", "score")
+        }
         self.state = initial_state(settings)
         self.journal: list[AnyEvent] = []
         self.decided: list[tuple[AnyDecision, ...]] = []
@@ -166,7 +168,9 @@ class World:
 
     def _actions(self) -> list[Action]:
         actions: list[Action] = [
-            (self.pace[kind], lambda item=item: self._deliver(item)) for item in self.soon for kind in (item[0],)
+            (self.pace[kind], lambda item=item: self._deliver(item))
+            for item in self.soon
+            for kind in (item[0],)
         ]
         if self.running:
             actions.append((self.pace["rollout"] * len(self.running), self._terminate))
@@ -231,9 +235,15 @@ class World:
     # ---- rollout ----------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        index = self.running.index(min(self.running)) if self.nature.fifo else self.rng.randrange(len(self.running))
+        index = (
+            self.running.index(min(self.running))
+            if self.nature.fifo
+            else self.rng.randrange(len(self.running))
+        )
         id_ = self.running.pop(index)
-        reason = self.rng.choice((ClosingReason.COMPLETED, ClosingReason.HARNESS_TIMEOUT, ClosingReason.FAILED))
+        reason = self.rng.choice(
+            (ClosingReason.COMPLETED, ClosingReason.HARNESS_TIMEOUT, ClosingReason.FAILED)
+        )
         self._end(id_, reason)
         if self.rng.random() < self.nature.noise:
             self.tell(Terminated(id_, ClosingReason.INFRASTRUCTURE))
@@ -281,7 +291,11 @@ class World:
         return bool(fresh)
 
     def _evaluate(self, before: State) -> None:
-        if self.state.phase is Phase.ENDING and before.phase is not Phase.ENDING and self.settings.evaluate_last:
+        if (
+            self.state.phase is Phase.ENDING
+            and before.phase is not Phase.ENDING
+            and self.settings.evaluate_last
+        ):
             self.tell(EvaluationDue(self.state.published, self.rng.randint(1, 6)))
         elif self.state.published > before.published and self.rng.random() < self.nature.periodic:
             self.tell(EvaluationDue(self.state.published, self.rng.randint(1, 4)))

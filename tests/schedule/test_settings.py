@@ -1,0 +1,32 @@
+"""Settings from the configuration: defaults that follow from other fields, and values that cannot work."""
+
+from __future__ import annotations
+
+import pytest
+
+from gyre_hpc.config import ScheduleConfig
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.schedule.settings import PolicyName, Settings, settings_from
+
+
+def test_the_queue_and_the_staleness_limit_follow_from_phi_and_mu() -> None:
+    config = ScheduleConfig(batch_groups=4, steps_per_burst=2, extra_dispatch=0.75)
+    settings = settings_from(config, (11, 11))
+    assert (settings.groups_ahead, settings.queue_groups, settings.staleness_limit) == (3, 11, 6)
+    assert settings_from(ScheduleConfig(max_staleness=0), (1,)).staleness_limit == 0
+
+
+def test_async_trains_on_half_of_the_cells_unless_told_otherwise() -> None:
+    assert settings_from(ScheduleConfig(policy="async"), (1, 1, 1)).training_cells == 1
+    assert settings_from(ScheduleConfig(policy="async", training_cells=3), (1,) * 4).training_cells == 3
+    assert settings_from(ScheduleConfig(policy="gyre", training_cells=3), (1,) * 4).training_cells == 0
+    assert settings_from(ScheduleConfig(policy="async"), (1, 1)).policy is PolicyName.ASYNC
+
+
+def test_settings_that_cannot_work_name_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.extra_dispatch"):
+        settings_from(ScheduleConfig(batch_groups=4, extra_dispatch=0.3), (1,))
+    with pytest.raises(ConfigError, match=r"schedule\.training_cells=2 leaves no rollout cell"):
+        settings_from(ScheduleConfig(policy="async", training_cells=2), (1, 1))
+    with pytest.raises(ConfigError, match="fix: "):
+        Settings(capacities=())
