@@ -7,13 +7,13 @@ A process of a run reads the resolved `RUN/config.yaml` with `load_run_config`.
 from __future__ import annotations
 
 import difflib
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gyre_hpc.config_keys import key_error
 from gyre_hpc.errors import ConfigError, MissingInput
 
 
@@ -308,45 +308,13 @@ def structured() -> DictConfig:
     return schema
 
 
-def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for item in fields(schema):
-        keys.append(prefix + item.name)
-        section = section_type(item)
-        if section is not None:
-            keys += _known_keys(section, f"{prefix}{item.name}.")
-    return keys
-
-
-def section_type(item: Field[Any]) -> type[Any] | None:
-    """The dataclass of a field that is a section of its own, else None."""
-    factory: Any = item.default_factory
-    return factory if isinstance(factory, type) and is_dataclass(factory) else None
-
-
-def nearest_key(key: str) -> str:
-    """The valid key most like `key` ("" if none is close)."""
-    known = _known_keys(RunConfig)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not close:
-        tails = {name.rsplit(".", 1)[-1]: name for name in known}
-        match = difflib.get_close_matches(key.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.6)
-        close = [tails[match[0]]] if match else []
-    return close[0] if close else ""
-
-
 def to_run_config(config: DictConfig) -> RunConfig:
     """Merge into the schema and validate. Raises ConfigError naming the key and the nearest valid one."""
     try:
         merged = OmegaConf.merge(structured(), config)
         run = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        key = str(getattr(error, "full_key", "") or "")
-        hint = nearest_key(key)
-        raise ConfigError(
-            f"config key '{key}': {str(error).splitlines()[0]}",
-            fix=f"did you mean '{hint}'?" if hint and hint != key else "see gyre train --help",
-        ) from error
+        raise key_error(RunConfig, error) from error
     assert isinstance(run, RunConfig)
     validate(run)
     return run

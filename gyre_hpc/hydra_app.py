@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gyre_hpc.config import RunConfig, nearest_key, section_type, to_run_config
+from gyre_hpc.config import RunConfig, to_run_config
+from gyre_hpc.config_keys import key_error, section_type
 from gyre_hpc.errors import ConfigError, MissingInput
 
 GROUPS = (
@@ -54,12 +58,12 @@ def compose(overrides: list[str]) -> RunConfig:
     """The typed configuration of these overrides. Raises ConfigError naming the key and the nearest valid one."""
     register()
     GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"):
-            composed = hydra.compose(config_name="config", overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _named(error, overrides) from error
-    return to_run_config(_own_keys(composed))
+    with (
+        _named_errors(overrides),
+        hydra.initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
+    ):
+        composed = hydra.compose(config_name="config", overrides=overrides)
+        return to_run_config(_own_keys(composed))
 
 
 def _own_keys(composed: DictConfig) -> DictConfig:
@@ -70,40 +74,71 @@ def _own_keys(composed: DictConfig) -> DictConfig:
     )
 
 
-def _named(error: Exception, overrides: list[str]) -> ConfigError:
-    """The error in words that name the override at fault."""
-    lines = [line.strip() for line in f"{error}\n{error.__cause__ or ''}".splitlines() if line.strip()]
-    text = "; ".join(
-        dict.fromkeys(line for line in lines if not line.startswith(("full_key", "object_type", "To append")))
+@contextlib.contextmanager
+def _named_errors(overrides: list[str]) -> Iterator[None]:
+    """What Hydra, OmegaConf and the YAML parser say, in words that name the key or file at fault."""
+    try:
+        yield
+    except MissingConfigException as error:
+        raise _no_such_choice(error) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _named(error, overrides) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"conf/: {error}", fix="mend that file") from error
+    except ValueError as error:
+        if not str(error).startswith("Config group override"):
+            raise
+        raise ConfigError(
+            f"{' '.join(overrides)}: {error}", fix="gyre train --help lists the choices"
+        ) from error
+
+
+def _no_such_choice(error: MissingConfigException) -> ConfigError:
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    options = [str(option) for option in error.options or ()]
+    near = difflib.get_close_matches(choice, options, n=1)
+    meant = f"did you mean {group}={near[0]}? " if near else ""
+    return ConfigError(
+        f"{group}={choice}: no such choice", fix=f"{meant}choices of {group}: {', '.join(options)}"
     )
-    for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if key in GROUPS and "Could not find" in str(error) and f"{key}/{value}" in str(error):
-            options = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
-            return ConfigError(f"{key}={value}: no such choice", fix=f"choose one of: {', '.join(options)}")
-        if key in text or f"'{key.rsplit('.', 1)[-1]}'" in str(error):
-            hint = nearest_key(key)
-            fix = f"did you mean '{hint}'?" if hint and hint != key else "see gyre train --help"
-            return ConfigError(f"config key '{key}': {text}", fix=fix)
-    return ConfigError(text, fix="see gyre train --help")
+
+
+def _named(error: Exception, overrides: list[str]) -> ConfigError:
+    """Our words where a key of ours is at fault, else Hydra's."""
+    known = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    at = str(getattr(known, "full_key", None) or "hydra")
+    if isinstance(known, OmegaConfBaseException) and at.partition(".")[0] != "hydra":
+        given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+        key = next((key for key in given if key == at or key.startswith(f"{at}.")), at)
+        return key_error(RunConfig, known, key, given.get(key))
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    parsed = not isinstance(error, OverrideParseException)
+    fix = (
+        "gyre train --help shows keys and examples" if parsed else "write KEY=VALUE, as in schedule.steps=10"
+    )
+    return ConfigError("; ".join(lines), fix=fix)
 
 
 def run(arguments: list[str], task: Callable[[RunConfig], None]) -> None:
-    """Run `task` with the composed configuration; `--multirun` sweeps as in any Hydra application."""
+    """Run `task` with the composed configuration; Hydra's own flags (`--multirun`, `--cfg job`) work as in any app."""
     if any(argument in ("--help", "-h") for argument in arguments):
         sys.stdout.write(help_text())
-        return
-    overrides = [argument for argument in arguments if not argument.startswith("-")]
-    if not any(argument in ("--multirun", "-m") for argument in arguments):
-        compose(overrides)
-    register()
+    elif any(argument.startswith("-") for argument in arguments):
+        _run_by_hydra(arguments, task)
+    else:
+        task(compose(arguments))
 
+
+def _run_by_hydra(arguments: list[str], task: Callable[[RunConfig], None]) -> None:
     def main(composed: DictConfig) -> None:
         task(to_run_config(_own_keys(composed)))
 
+    register()
     GlobalHydra.instance().clear()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints our errors in its own words and exits
     sys.argv = ["gyre train", *arguments]
-    hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(main)()
+    with _named_errors(arguments):
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(main)()
 
 
 def field_docs(section: type[Any]) -> dict[str, str]:
