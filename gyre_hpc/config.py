@@ -6,14 +6,15 @@ A process of a run reads the resolved `RUN/config.yaml` with `load_run_config`.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml  # type: ignore[import-untyped,unused-ignore]
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gyre_hpc.config_keys import key_error
+from gyre_hpc.config_checks import validate
+from gyre_hpc.config_keys import omegaconf_error
 from gyre_hpc.errors import ConfigError, MissingInput
 
 
@@ -36,7 +37,7 @@ class EngineConfig:
     """Rollout engine of a cell."""
 
     kind: str = "torch"
-    """`torch`: the embedded reference engine (CPU, small dense models). `sglang` comes with the elastic tier."""
+    """`torch`: the embedded reference engine (CPU, small dense models)."""
     page_tokens: int = 16
     """Tokens of one KV page; only full pages are shared between calls."""
     pool_tokens: int = 65536
@@ -188,7 +189,7 @@ class TransportConfig:
     """Links and regions."""
 
     kind: str = "sockets"
-    """`sockets`; `mpi` and `nixl` come with the Slurm issue."""
+    """`sockets`."""
     heartbeat_s: float = 1.0
     """Seconds between two heartbeats."""
     pull_timeout_s: float = 120.0
@@ -314,69 +315,10 @@ def to_run_config(config: DictConfig) -> RunConfig:
         merged = OmegaConf.merge(structured(), config)
         run = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise key_error(RunConfig, error) from error
+        raise omegaconf_error(RunConfig, error) from error
     assert isinstance(run, RunConfig)
     validate(run)
     return run
-
-
-def validate(run: RunConfig) -> None:
-    """Checks that cross fields. Raises ConfigError naming the key."""
-    schedule, trainer = run.schedule, run.trainer
-    ahead = schedule.extra_dispatch * schedule.batch_groups
-    if abs(ahead - round(ahead)) > 1e-9:
-        raise ConfigError(
-            f"schedule.extra_dispatch={schedule.extra_dispatch}: phi*B = {ahead} is not an integer",
-            fix=f"use a multiple of 1/{schedule.batch_groups}",
-        )
-    _one_of("schedule.policy", schedule.policy, ("gyre", "colocate", "async"))
-    _one_of("engine.kind", run.engine.kind, ("torch", "sglang"))
-    _one_of("cluster.kind", run.cluster.kind, ("local", "slurm"))
-    _one_of("transport.kind", run.transport.kind, ("sockets",))
-    _one_of("objective.kind", run.objective.kind, ("sequence_clip", "grpo"))
-    _one_of("harness.dialect", run.harness.dialect, ("openai-chat", "anthropic-messages"))
-    _one_of("tasks.sandbox", run.tasks.sandbox, ("auto", "userns", "none"))
-    _one_of("trainer.packing", trainer.packing, ("tree", "rows"))
-    positive = {
-        "schedule.batch_groups": schedule.batch_groups,
-        "schedule.steps_per_burst": schedule.steps_per_burst,
-        "schedule.steps": schedule.steps,
-        "engine.capacity": run.engine.capacity,
-        "engine.page_tokens": run.engine.page_tokens,
-        "cluster.cells": run.cluster.cells,
-        "cluster.cell.ranks": run.cluster.cell.ranks,
-        "objective.j_max": run.objective.j_max,
-    }
-    for key, value in positive.items():
-        if value < 1:
-            raise ConfigError(f"{key}={value} must be at least 1", fix=f"set {key}=1 or more")
-    if schedule.executions_per_group < 2:
-        raise ConfigError(
-            f"schedule.executions_per_group={schedule.executions_per_group}: a group-relative advantage needs 2",
-            fix="set schedule.executions_per_group=2 or more",
-        )
-    if trainer.tokens_per_micro_step < run.model.max_context:
-        raise ConfigError(
-            f"trainer.tokens_per_micro_step={trainer.tokens_per_micro_step} is below"
-            f" model.max_context={run.model.max_context}: a longest path would not fit",
-            fix=f"set trainer.tokens_per_micro_step={run.model.max_context} or more",
-        )
-    if run.harness.overall_timeout_s <= run.harness.timeout_s:
-        raise ConfigError(
-            f"harness.overall_timeout_s={run.harness.overall_timeout_s} must exceed"
-            f" harness.timeout_s={run.harness.timeout_s}: no execution could reach its harness limit and be scored",
-            fix=f"set harness.overall_timeout_s={2 * run.harness.timeout_s:g}",
-        )
-    if schedule.policy == "async" and run.cluster.cells < 2:
-        raise ConfigError("schedule.policy=async needs cluster.cells >= 2", fix="set cluster.cells=2")
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)
-        raise ConfigError(
-            f"{key}={value} is not one of {', '.join(allowed)}", fix=f"did you mean {key}={close[0]}?"
-        )
 
 
 def load_run_config(run_dir: Path) -> RunConfig:
@@ -384,9 +326,16 @@ def load_run_config(run_dir: Path) -> RunConfig:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise MissingInput(f"{path}: no such file", fix="name a folder made by gyre train")
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    return to_run_config(loaded)
+    try:
+        loaded = OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}", fix="restore that file: it was frozen at the start") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: not a mapping", fix="restore that file: it was frozen at the start")
+    try:
+        return to_run_config(loaded)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", fix=error.fix) from error
 
 
 def save_run_config(run: RunConfig, run_dir: Path) -> None:

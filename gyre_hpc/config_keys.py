@@ -1,7 +1,7 @@
 """Keys of a configuration schema: which exist, which one a mistyped key meant, what its value may be.
 
 Pure functions over dataclasses whose fields are values or sections (dataclasses of their own). A key is a dotted path,
-"cluster.cell.ranks". `key_error` turns what OmegaConf says into a ConfigError that names key, value and what to do.
+"cluster.cell.ranks". `key_error` makes the ConfigError that names key, value and what to do.
 """
 
 from __future__ import annotations
@@ -100,15 +100,17 @@ def _advice(schema: Schema, key: str) -> str:
     return "gyre train --help lists all keys"
 
 
-def key_error(
-    schema: Schema, error: OmegaConfBaseException, key: str = "", value: str | None = None
-) -> ConfigError:
-    """The error in our words. `key` and `value`: what was given, where the caller knows better than the error."""
-    key = re.sub(r"\[.*", "", key or str(error.full_key or ""))
+def key_error(schema: Schema, key: str, reason: str, value: str | None = None) -> ConfigError:
+    """What is wrong with `key` and what to do; `reason` is the checker's word, used where the key exists."""
+    key = re.sub(r"\[.*", "", key)
     if key not in known_keys(schema):
         return ConfigError(f"config key '{key}': no such key", fix=_advice(schema, key))
-    fix = f"{key} is {expected(schema, key)}"
-    if isinstance(error, MissingMandatoryValue):
-        return ConfigError(f"config key '{key}': a value is required", fix=fix)
     given = key if value is None else f"{key}={value}"
-    return ConfigError(f"{given}: {str(error).splitlines()[0]}", fix=fix)
+    return ConfigError(f"{given}: {reason}", fix=f"{key} is {expected(schema, key)}")
+
+
+def omegaconf_error(schema: Schema, error: OmegaConfBaseException) -> ConfigError:
+    """The same from OmegaConf's exception."""
+    missing = isinstance(error, MissingMandatoryValue)
+    reason = "a value is required" if missing else str(error).splitlines()[0]
+    return key_error(schema, str(error.full_key or ""), reason)

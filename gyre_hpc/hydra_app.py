@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -105,13 +106,16 @@ def _no_such_choice(error: MissingConfigException) -> ConfigError:
 
 def _named(error: Exception, overrides: list[str]) -> ConfigError:
     """Our words where a key of ours is at fault, else Hydra's."""
-    known = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    at = str(getattr(known, "full_key", None) or "hydra")
-    if isinstance(known, OmegaConfBaseException) and at.partition(".")[0] != "hydra":
+    text = "\n".join(str(part) for part in (error, error.__cause__) if part)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    at = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "hydra")
+    if at.partition(".")[0] != "hydra":
         given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
         key = next((key for key in given if key == at or key.startswith(f"{at}.")), at)
-        return key_error(RunConfig, known, key, given.get(key))
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[lines.index(f"full_key: {at}") - 1]
+        found = key_error(RunConfig, key, reason, given.get(key))
+        file = re.match(r"In '(.+?)'", text)
+        return ConfigError(f"conf/{file[1]}.yaml: {found.message}", fix=found.fix) if file else found
     parsed = not isinstance(error, OverrideParseException)
     fix = (
         "gyre train --help shows keys and examples" if parsed else "write KEY=VALUE, as in schedule.steps=10"

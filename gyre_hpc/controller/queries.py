@@ -6,12 +6,13 @@ import hashlib
 import hmac
 
 from gyre_hpc.config import TasksConfig
+from gyre_hpc.config_checks import SEED_STRIDE
 from gyre_hpc.records import ExecutionId, GroupId
 
 
 def training_query(tasks: TasksConfig, seed: int, group: GroupId) -> str:
     """Query of a group: each group of a run meets a task of its own; runs with other seeds meet other tasks."""
-    return f"{tasks.family}:{tasks.train_seed + seed * 100_000 + group}"
+    return f"{tasks.family}:{tasks.train_seed + seed * SEED_STRIDE + group}"
 
 
 def heldout_query(tasks: TasksConfig, position: int) -> str:

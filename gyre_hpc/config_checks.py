@@ -1,0 +1,146 @@
+"""What types cannot check in a run's configuration: closed sets, ranges, and keys that depend on each other.
+
+`validate` raises ConfigError for the first key at fault, with a value that would do. Called on every configuration,
+composed or loaded, before anything starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from gyre_hpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gyre_hpc.config import RunConfig
+
+CHOICES = {
+    "schedule.policy": ("gyre", "colocate", "async"),
+    "schedule.order": ("fifo",),
+    "engine.kind": ("torch",),
+    "cluster.kind": ("local", "slurm"),
+    "transport.kind": ("sockets",),
+    "objective.kind": ("sequence_clip", "grpo"),
+    "harness.dialect": ("openai-chat", "anthropic-messages"),
+    "tasks.sandbox": ("auto", "userns", "none"),
+    "trainer.packing": ("tree", "rows"),
+}
+"""Keys with a closed set of values."""
+
+AT_LEAST = {
+    "model.max_context": 2,
+    "engine.capacity": 1,
+    "engine.page_tokens": 1,
+    "trainer.tensor_parallel": 1,
+    "trainer.min_micro_steps_per_group": 1,
+    "trainer.keep_checkpoints": 1,
+    "trainer.checkpoint_every": 1,
+    "objective.j_max": 1,
+    "schedule.batch_groups": 1,
+    "schedule.executions_per_group": 2,
+    "schedule.steps_per_burst": 1,
+    "schedule.extra_dispatch": 0,
+    "schedule.oversample": 0,
+    "schedule.max_void_bursts": 1,
+    "schedule.training_cells": 0,
+    "schedule.steps": 1,
+    "cluster.cells": 1,
+    "cluster.cell.ranks": 1,
+    "cluster.cell.nodes": 1,
+    "cluster.restarts": 0,
+    "gateway.max_output_tokens": 1,
+    "tasks.heldout": 0,
+    "tasks.evaluation_repeats": 1,
+    "tasks.evaluate_every": 0,
+    "seed": 0,
+}
+"""Least values. A group-relative advantage needs 2 executions; a negative seed would reach the held-out tasks."""
+
+SEED_STRIDE = 100_000
+"""Training tasks reserved for one seed: runs of different seeds meet different tasks."""
+
+
+def validate(run: RunConfig) -> None:
+    """Raise ConfigError naming the first key at fault."""
+    for key, allowed in CHOICES.items():
+        _one_of(key, str(_value(run, key)), allowed)
+    for key, least in AT_LEAST.items():
+        value = _value(run, key)
+        if not value >= least:
+            raise ConfigError(f"{key}={value} must be at least {least}", fix=f"set {key}={least} or more")
+    for check in (_schedule, _sizes, _time_limits, _tasks):
+        check(run)
+
+
+def _value(run: RunConfig, key: str) -> float:
+    value: object = run
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value  # type: ignore[return-value]
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1, cutoff=0.0)
+        raise ConfigError(
+            f"{key}={value} is not one of {', '.join(allowed)}", fix=f"did you mean {key}={close[0]}?"
+        )
+
+
+def _schedule(run: RunConfig) -> None:
+    schedule, cells = run.schedule, run.cluster.cells
+    ahead = schedule.extra_dispatch * schedule.batch_groups
+    if abs(ahead - round(ahead)) > 1e-9:
+        raise ConfigError(
+            f"schedule.extra_dispatch={schedule.extra_dispatch}: phi*B = {ahead} is not an integer",
+            fix=f"use a multiple of 1/{schedule.batch_groups}",
+        )
+    if schedule.policy == "async" and cells < 2:
+        raise ConfigError("schedule.policy=async needs cluster.cells >= 2", fix="set cluster.cells=2")
+    if schedule.policy == "async" and schedule.training_cells >= cells:
+        raise ConfigError(
+            f"schedule.training_cells={schedule.training_cells} leaves none of cluster.cells={cells} for rollout",
+            fix=f"set schedule.training_cells={cells - 1} or less",
+        )
+
+
+def _sizes(run: RunConfig) -> None:
+    longest = run.model.max_context
+    if run.trainer.tokens_per_micro_step < longest:
+        raise ConfigError(
+            f"trainer.tokens_per_micro_step={run.trainer.tokens_per_micro_step} is below"
+            f" model.max_context={longest}: a longest path would not fit",
+            fix=f"set trainer.tokens_per_micro_step={longest} or more",
+        )
+    if run.engine.pool_tokens < longest:
+        raise ConfigError(
+            f"engine.pool_tokens={run.engine.pool_tokens} is below model.max_context={longest}:"
+            " a longest call would not fit",
+            fix=f"set engine.pool_tokens={longest * run.engine.capacity} (engine.capacity such calls)",
+        )
+    if run.objective.replay_weight > 0 and run.objective.replay_tokens < 1:
+        raise ConfigError(
+            f"objective.replay_weight={run.objective.replay_weight} with objective.replay_tokens=0 replays nothing",
+            fix="set objective.replay_tokens=2048, or objective.replay_weight=0",
+        )
+
+
+def _time_limits(run: RunConfig) -> None:
+    limit, overall = run.harness.timeout_s, run.harness.overall_timeout_s
+    if overall <= limit:
+        raise ConfigError(
+            f"harness.overall_timeout_s={overall} must exceed harness.timeout_s={limit}:"
+            " no execution could reach its harness limit and be scored",
+            fix=f"set harness.overall_timeout_s={2 * limit:g}",
+        )
+
+
+def _tasks(run: RunConfig) -> None:
+    tasks = run.tasks
+    first = tasks.train_seed + run.seed * SEED_STRIDE
+    if tasks.heldout_seed < first + SEED_STRIDE and first < tasks.heldout_seed + tasks.heldout:
+        raise ConfigError(
+            f"tasks.heldout_seed={tasks.heldout_seed}: held-out tasks up to {tasks.heldout_seed + tasks.heldout}"
+            f" overlap the training tasks {first} to {first + SEED_STRIDE}",
+            fix=f"set tasks.heldout_seed={first + SEED_STRIDE}",
+        )
