@@ -121,13 +121,14 @@ class BatchRunner:
         else:
             self._counts()
 
-    def done(self, cell: CellId, batch: int, micro_step: str) -> None:
-        """A micro-step's gradient is in the cell's accumulator."""
+    def done(self, cell: CellId, batch: int, micro_step: str) -> bool:
+        """A micro-step's gradient is in the cell's accumulator. False for a late message."""
         ledger = self.ledger
         if ledger is None or ledger.batch != batch or cell not in self.participants:
-            return
+            return False
         ledger.done(cell, micro_step)
         self._counts()
+        return True
 
     # ---- closing ------------------------------------------------------------------------------------------------
 

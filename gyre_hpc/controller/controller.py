@@ -33,6 +33,7 @@ from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.machine import decide
 from gyre_hpc.schedule.state import Group, GroupStatus
+from gyre_hpc.training.metrics import merge, summarise
 from gyre_hpc.transport import messages as msg
 from gyre_hpc.transport.messages import PeerKind
 
@@ -72,6 +73,7 @@ class Controller:
         self._processed: dict[GroupId, msg.GroupProcessed] = {}
         self._returning: set[CellId] = set()
         self._waiting_for_gateway: list[ExecutionId] = []
+        self._sums: dict[str, dict[str, float]] = {}
         self._doubted: dict[CellId, float] = {}
         self._restarts = 0
         self._stop_reason: str | None = None
@@ -154,7 +156,7 @@ class Controller:
         return self._interrupted
 
     async def _serve(self) -> None:
-        while self._stop_reason is None and not self._interrupted:
+        while not self._interrupted and not self._ended():
             with contextlib.suppress(TimeoutError):
                 self._note(await asyncio.wait_for(self.peers.inbox.get(), TICK_S))
             while not self.peers.inbox.empty():
@@ -163,10 +165,16 @@ class Controller:
             if time.monotonic() - self._ticked_at >= TICK_S:
                 self._tick()
 
+    def _ended(self) -> bool:
+        """The schedule has stopped; after the last step the outcomes still under way are waited for."""
+        if self._stop_reason is None:
+            return False
+        return bool(self._stop_reason) or not self.executions.unfinished()
+
     def _begin(self) -> None:
         if self.history.fresh:
             if self.config.tasks.heldout:
-                self.feed(p.EvaluationDue(Version(0), queries.evaluation_size(self.config.tasks)))
+                self._evaluate(Version(0))
             self.feed(p.Started())
             return
         self.journal.append(Resumed(time.time(), self.context.epoch))
@@ -299,6 +307,9 @@ class Controller:
         ledger, batch, core = self.batches.ledger, self.state.open_batch, self.state.core
         if ledger is None or batch is None or core is None or ledger.batch != message.batch:
             return
+        sums = merge(self._sums[name] for _, names in ledger.owners() for name in names)
+        metrics = {**message.metrics, **summarise(sums)}
+        self._sums.clear()
         groups = [self._processed[group] for group in batch.groups]
         staleness = tuple(self.state.staleness(self.state.groups[group]) for group in batch.groups)
         self.journal.append(
@@ -308,12 +319,12 @@ class Controller:
                 version=message.version,
                 executions=self.batches.executions,
                 owners=ledger.owners(),
-                metrics=message.metrics,
+                metrics=metrics,
                 staleness=staleness,
                 tokens_trained=sum(group.trained_tokens for group in groups),
             )
         )
-        self.observer.step(message, groups, staleness, self.batches)
+        self.observer.step(message.version, metrics, groups, staleness, self.batches)
         self.batches.trainer_version[core] = message.version
         self.batches.release()
         self.feed(p.BatchDone(stepped=True))
@@ -324,9 +335,14 @@ class Controller:
         """Every live engine serves `version`."""
         tasks, done = self.config.tasks, self.state.steps_done >= self.config.schedule.steps
         every = tasks.evaluate_every
-        if tasks.heldout and (done or (every and self.weights.publications % every == 0)):
-            self.feed(p.EvaluationDue(version, queries.evaluation_size(tasks)))
         self.feed(p.Published(version))
+        if tasks.heldout and (done or (every and self.weights.publications % every == 0)):
+            self._evaluate(version)
+
+    def _evaluate(self, version: Version) -> None:
+        size = queries.evaluation_size(self.config.tasks)
+        self.evaluations.due(version, size)
+        self.feed(p.EvaluationDue(version, size))
 
     def _restore_core(self, cell: CellId) -> None:
         self.batches.release()
@@ -340,6 +356,8 @@ class Controller:
         self.weights.trainer_restored(cell, message)
         if self.state.restoring and self.state.core == cell:
             self.feed(p.CoreRestored(message.version))
+        if self.cells.weights is not None:
+            self.cells.weights_available(message.weights)
         self._offer_weights()
 
     def _offer_weights(self) -> None:
@@ -374,8 +392,9 @@ class Controller:
         match message:
             case msg.Claim(batch=batch):
                 self.batches.claim(cell, batch)
-            case msg.MicroStepDone(batch=batch, micro_step=name):
-                self.batches.done(cell, batch, name)
+            case msg.MicroStepDone(batch=batch, micro_step=name, metrics=sums):
+                if self.batches.done(cell, batch, name):
+                    self._sums[name] = sums
             case msg.Contribution():
                 self.batches.contribution(cell, message)
                 if cell in self._returning:

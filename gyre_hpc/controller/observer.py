@@ -12,10 +12,10 @@ from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.progress import Progress
-from gyre_hpc.records import CellId
+from gyre_hpc.records import CellId, Version
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
-from gyre_hpc.transport.messages import BatchCommitted, CellSwitched, GroupProcessed
+from gyre_hpc.transport.messages import CellSwitched, GroupProcessed
 
 log = logging.getLogger(__name__)
 BUSY_LINE_S = 2.0
@@ -43,7 +43,8 @@ class Observer:
 
     def step(
         self,
-        message: BatchCommitted,
+        version: Version,
+        metrics: dict[str, float],
         groups: list[GroupProcessed],
         staleness: tuple[int, ...],
         batch: BatchRunner,
@@ -53,14 +54,14 @@ class Observer:
         assert batch.ledger is not None
         line = m.Step(
             t=self.now(),
-            version=message.version,
+            version=version,
             score=sum(rewards) / len(rewards) if rewards else None,
             groups=len(groups),
             executions=batch.executions,
             micro_steps=sum(len(names) for _, names in batch.ledger.owners()),
             tokens_trained=sum(group.trained_tokens for group in groups),
             staleness=staleness,
-            metrics=message.metrics,
+            metrics=metrics,
             seconds=time.monotonic() - self._step_started,
         )
         self.writer.write(line)

@@ -25,7 +25,7 @@ class Progress:
     """Prints; knows only what it is told."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=False, highlight=False)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self._steps = steps
         self._score: float | None = None
         self._first_step_at: float | None = None

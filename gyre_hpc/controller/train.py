@@ -25,6 +25,7 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from
 from gyre_hpc.transport.links import LinkServer, write_rendezvous, write_secret
+from gyre_hpc.transport.regions import remove_leftovers, run_key
 
 log = logging.getLogger(__name__)
 
@@ -110,4 +111,7 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, controller.interrupt, signal.Signals(number).name)
-    return await controller.run()
+    try:
+        return await controller.run()
+    finally:
+        remove_leftovers(run_key(secret))
