@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import re
 import subprocess
 import tempfile
 import threading
@@ -48,6 +49,7 @@ from gyre_hpc.trajectories.strands import Strands
 from gyre_hpc.trajectories.tree import build_tree
 
 ROOT = Path(__file__).parents[1]
+EDIT = re.compile(r"return x (.) (\d)/' (\w+)\.py")
 TUNING_HELDOUT, TUNING_TRAIN = 700_000, 2_000_000
 
 
@@ -207,6 +209,7 @@ class Recorder:
 
 @dataclass
 class Outcome:
+    task: PatchkitTask
     score: float
     recorder: Recorder
     seconds: float
@@ -228,7 +231,7 @@ def execute(task: PatchkitTask, recorder: Recorder, turns: int) -> Outcome:
         task.hidden(hidden)
         command = [part.format(workspace=workspace) for part in task.evaluator(hidden)]
         answer = subprocess.run(command, capture_output=True, check=True, timeout=60)
-    return Outcome(json.loads(answer.stdout)["score"], recorder, time.monotonic() - started, last)
+    return Outcome(task, json.loads(answer.stdout)["score"], recorder, time.monotonic() - started, last)
 
 
 class Recipe:
@@ -305,6 +308,8 @@ class Recipe:
         began = time.monotonic()
         outcomes = self.rollout(seeds)
         self.say("evaluation", index, outcomes, wall_s=time.monotonic() - began)
+        if self.options.dump:
+            self.options.dump.write_text("\n".join(map(self._transcript, outcomes)))
         return sum(outcome.score for outcome in outcomes) / len(outcomes)
 
     def say(self, kind: str, index: int, outcomes: list[Outcome], **more: float) -> None:
@@ -324,6 +329,7 @@ class Recipe:
                 r.role_hint is LeafRole.SUB_AGENT and len(r.prompt_ids) < 24 for rs in records for r in rs
             )
             / count,
+            "right_edits": self._right_edits(outcomes),
             "refused": sum(bool(outcome.recorder.refused) for outcome in outcomes) / count,
             "gave_up": sum(outcome.last == "gave up" for outcome in outcomes) / count,
             "longest": max(len(r.prompt_ids) + len(r.output_ids) for rs in records for r in rs),
@@ -336,6 +342,29 @@ class Recipe:
             json.dumps({key: round(v, 4) if isinstance(v, float) else v for key, v in line.items()}),
             flush=True,
         )
+
+    def _transcript(self, outcome: Outcome) -> str:
+        """What the policy said, call by call, and how it ended."""
+        said = [
+            f"{r.role_hint}: {self.rendering.text(r.output_ids.tolist())!r}" for r in outcome.recorder.records
+        ]
+        asked = " ".join(
+            f"{m.name}:{m.operator}{m.constant}{'' if m.written else '?'}" for m in outcome.task.modules
+        )
+        return "\n".join(
+            [f"== {outcome.task.id} {asked}", *said, f"-- {outcome.score:.2f} {outcome.last!r}", ""]
+        )
+
+    def _right_edits(self, outcomes: list[Outcome]) -> float:
+        """Share of edits that write what the module's comment asks for."""
+        edits = right = 0
+        for outcome in outcomes:
+            wanted = {m.name: (m.operator, str(m.constant)) for m in outcome.task.modules}
+            for record in outcome.recorder.records:
+                for operator, constant, name in EDIT.findall(self.rendering.text(record.output_ids.tolist())):
+                    edits += 1
+                    right += wanted.get(name) == (operator, constant)
+        return right / max(1, edits)
 
 
 def _attempt(outcome: Outcome) -> Attempt:
@@ -355,8 +384,9 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=0, help="0 = before and after only")
     parser.add_argument("--heldout-seed", type=int, default=TUNING_HELDOUT)
     parser.add_argument("--train-seed", type=int, default=None)
+    parser.add_argument("--dump", type=Path, help="write what the policy said in the latest evaluation")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.train_seed is None:
         options.train_seed = TUNING_TRAIN + options.seed * 100_000
     torch.set_num_threads(1)

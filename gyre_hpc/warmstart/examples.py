@@ -15,7 +15,7 @@ import torch
 
 from gyre_hpc.executions.patchkit.family import MODULE_NAMES, PHRASES, PatchkitFamily
 from gyre_hpc.gateway.rendering import Rendering
-from gyre_hpc.warmstart.demonstrator import CLEAN, NOISY, Noise, Transcript, demonstrate
+from gyre_hpc.warmstart.demonstrator import CLEAN, CLUMSY, NOISY, Noise, Transcript, demonstrate
 
 FIRST_SEED = 10_000_000
 """Demonstrated tasks start here, far from the training and held-out tasks of runs."""
@@ -42,12 +42,14 @@ def transcripts(rendering: Rendering, noise: Noise, executions: int, seed: int) 
 
 
 def make_examples(rendering: Rendering, executions: int, seed: int) -> Examples:
-    """Noisy transcripts of `executions` executions and the drills of a third as many clean ones."""
-    clean = transcripts(rendering, CLEAN, executions // 3, seed + 1)
-    main = [w for w in clean if w.role == "main"]
-    helpers = [w for w in clean if w.role == "sub-agent"]
-    values = [_only(rendering, w, values=True) for w in helpers]
-    drills = (values, [_only(rendering, w) for w in helpers], [_only(rendering, w) for w in main])
+    """Noisy transcripts of `executions` executions and the drills of as many others."""
+    values = [w for w in transcripts(rendering, CLEAN, executions // 4, seed + 1) if w.role == "sub-agent"]
+    clumsy = transcripts(rendering, CLUMSY, executions // 2, seed + 2)
+    drills = (
+        [_only(rendering, w, values=True) for w in values],
+        [_only(rendering, w) for w in clumsy if w.role == "sub-agent"],
+        [_only(rendering, w) for w in clumsy if w.role == "main"],
+    )
     return Examples(transcripts(rendering, NOISY, executions, seed), drills)
 
 
