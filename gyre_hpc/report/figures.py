@@ -1,11 +1,14 @@
 """The plots of a run, one function each, from metrics lines to a plotly figure.
 
-Role colours are the same in every plot. Times are minutes since the run's first start.
+Colours mean the same in every plot: blue rollout, green training, amber switching, grey starting, red lost. Time is
+seconds, minutes or hours since the run's first start, whichever reads best. A plot without data says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -13,150 +16,283 @@ from plotly.subplots import make_subplots
 from gyre_hpc.report import metrics as m
 from gyre_hpc.report.summary import idle_shares
 
-ROLE_COLOURS = {
-    "rollout": "#2a78d6",
-    "training": "#1baf7a",
-    "leaving": "#eda100",
-    "joining": "#eda100",
-    "returning": "#eda100",
-    "loading": "#eda100",
-    "reloading": "#eda100",
-    "starting": "#c3c2b7",
-    "idle": "#c3c2b7",
-    "down": "#e34948",
-    "lost": "#e34948",
-}
-LEGEND = {
+INK, MUTED, GRID, PAPER = "#16181d", "#565a63", "#e6e6e1", "#ffffff"
+BLUE, GREEN, AMBER, GREY, RED, ORANGE = "#2a78d6", "#1a9e6e", "#f0ac1c", "#c9c9c2", "#d8403c", "#e0622a"
+WORDS = {
     "rollout": "rollout",
     "training": "training",
     "leaving": "switching",
+    "joining": "switching",
+    "returning": "switching",
+    "reloading": "switching",
+    "loading": "switching",
     "starting": "starting",
+    "idle": "starting",
+    "down": "down or lost",
     "lost": "down or lost",
 }
-"""Roles that appear in the legend, with their words; roles of the same colour share the entry."""
-CAUSE_COLOURS = ("#eda100", "#4a3aa7", "#e87ba4", "#eb6834", "#008300", "#e34948", "#c3c2b7")
+"""Phase of a cell -> its word in the legend."""
+ROLE_COLOURS = {
+    "rollout": BLUE,
+    "training": GREEN,
+    "switching": AMBER,
+    "starting": GREY,
+    "down or lost": RED,
+}
+CAUSES = {
+    "tools": ("waiting for tools", "#7fb2ea"),
+    "no_work": ("nothing to launch", "#c7dbf3"),
+    "no_micro_steps": ("no micro-steps", "#7fcdb0"),
+    "switching": ("switching roles", AMBER),
+    "loading": ("loading weights", "#b98612"),
+    "starting": ("starting", GREY),
+    "down": ("down or lost", RED),
+}
+"""Cause of idleness -> its word and colour, in order of stacking."""
+CELL_ROW, WATER_ROWS, FRAME = 34, 250, 140
+"""Heights in pixels: one cell's bar, the waterlevel plot, and everything around both."""
 
 
-def _minutes(t: float) -> float:
-    return t / 60.0
+def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
+    """The common look: white ground, dark text, a legend above the plot."""
+    figure.update_layout(
+        template="plotly_white",
+        height=height,
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        font={"family": "system-ui, -apple-system, Segoe UI, sans-serif", "size": 13, "color": INK},
+        margin={"l": 64, "r": 16, "t": 40, "b": 48},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom"},
+        hoverlabel={"font": {"size": 13}},
+    )
+    figure.update_layout(**layout)
+    figure.update_xaxes(gridcolor=GRID, linecolor=MUTED, zeroline=False, title_standoff=8)
+    figure.update_yaxes(gridcolor=GRID, linecolor=MUTED, zeroline=False, title_standoff=8)
+    return figure
 
 
-def score(lines: list[m.AnyMetric]) -> go.Figure:
-    """Held-out score with its standard error, and the score of each training batch."""
+def _empty(text: str, height: int) -> go.Figure:
+    figure = go.Figure()
+    figure.add_annotation(text=text, showarrow=False, font={"size": 15, "color": MUTED})
+    _styled(figure, height)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """(seconds of the unit, its word) that suit a run of this length."""
+    if seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def score(lines: Sequence[m.AnyMetric]) -> go.Figure:
+    """Held-out score with its standard error, over the score of each training batch."""
     points = [line for line in lines if isinstance(line, m.Evaluated) and line.score is not None]
     steps = [line for line in lines if isinstance(line, m.Step) and line.score is not None]
+    if not points and not steps:
+        return _empty("no step and no evaluation yet", 360)
     figure = go.Figure()
     figure.add_scatter(
         x=[line.version for line in steps],
         y=[line.score for line in steps],
         mode="lines+markers",
         name="training batch",
-        line={"color": "#2a78d6", "width": 2},
-        marker={"size": 5},
+        line={"color": "#9dc3ee", "width": 2},
+        marker={"size": 5, "color": BLUE},
     )
     figure.add_scatter(
         x=[line.version for line in points],
         y=[line.score for line in points],
-        error_y={
-            "type": "data",
-            "array": [line.score_se or 0.0 for line in points],
-            "thickness": 2,
-            "width": 6,
-        },
-        mode="markers+lines",
-        name="held-out (with standard error)",
-        line={"color": "#eb6834", "width": 2, "dash": "dot"},
-        marker={"size": 11},
+        error_y={"type": "data", "array": [line.score_se for line in points], "thickness": 2, "width": 7},
+        mode="markers+lines+text",
+        name="held-out tasks, ± standard error",
+        line={"color": ORANGE, "width": 2, "dash": "dot"},
+        marker={"size": 12},
+        text=[f"<b>{line.score:.2f}</b>" for line in points],
+        textposition=["top right", *["top center"] * (len(points) - 2), "top left"][: len(points)],
+        textfont={"size": 15, "color": "#b4471a"},
+        cliponaxis=False,
     )
-    figure.update_layout(xaxis_title="policy version", yaxis_title="score", yaxis_range=[0, 1])
+    values = [value for value in (*(p.score for p in points), *(s.score for s in steps)) if value is not None]
+    last = max([*(line.version for line in points), *(line.version for line in steps)])
+    _styled(figure, 360, xaxis_title="policy version (optimizer steps)", yaxis_title="score")
+    figure.update_yaxes(range=[min(0.0, *values), max(1.0, *values) * 1.02], tickformat=".1f")
+    figure.update_xaxes(range=[-0.02 * last - 0.2, 1.02 * last + 0.2], tickformat="d")
+    if last <= 10:
+        figure.update_xaxes(dtick=1)
     return figure
 
 
-def role_timeline(lines: list[m.AnyMetric]) -> go.Figure:
-    """Waterlevel and capacity over the role of every cell."""
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.06)
-    water = [line for line in lines if isinstance(line, m.Water)]
-    times = [_minutes(line.t) for line in water]
-    traces = (
-        ("waterlevel", [line.waterlevel for line in water], "#0b0b0b", "solid"),
-        ("rollout capacity", [line.capacity for line in water], "#2a78d6", "dash"),
-        ("running evaluations", [line.evaluating for line in water], "#eb6834", "dot"),
+def role_timeline(lines: Sequence[m.AnyMetric]) -> go.Figure:
+    """Waterlevel and capacity over the role of every cell; a thin line at each optimizer step."""
+    cells = sorted({line.cell for line in lines if isinstance(line, m.RoleChange)})
+    if not cells:
+        return _empty("no cell has started yet", 200)
+    rows = CELL_ROW * len(cells)
+    inner = WATER_ROWS + rows
+    unit, word = time_unit(lines[-1].t)
+    figure = make_subplots(
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[WATER_ROWS / inner, rows / inner],
+        vertical_spacing=16 / inner,
     )
-    for name, values, colour, dash in traces:
-        figure.add_scatter(
-            x=times,
-            y=values,
-            name=name,
-            line={"shape": "hv", "color": colour, "width": 2, "dash": dash},
-            row=1,
-            col=1,
-        )
-    end = lines[-1].t if lines else 0.0
-    shown: set[str] = set()
-    for cell, role, start, stop in role_spans(lines, end):
-        entry = LEGEND.get(role, "")
+    _water(figure, [line for line in lines if isinstance(line, m.Water)], unit)
+    _roles(figure, lines, unit)
+    _joins(figure, [line for line in lines if isinstance(line, m.Join) and line.mid_batch], unit)
+    for line in lines:
+        if isinstance(line, m.Step):
+            figure.add_vline(x=line.t / unit, line={"color": "#b9bac0", "width": 1}, layer="below")
+    below = {"orientation": "h", "x": 0, "xanchor": "left", "y": -50 / inner, "yanchor": "top"}
+    _styled(figure, inner + FRAME, barmode="overlay", bargap=0.22, legend2=below)
+    figure.update_layout(margin_b=90)
+    figure.update_yaxes(title_text="executions", rangemode="tozero", row=1, col=1)
+    names = [f"cell {cell}" for cell in cells]
+    figure.update_yaxes(categoryorder="array", categoryarray=names, autorange="reversed", row=2, col=1)
+    figure.update_yaxes(showgrid=False, row=2, col=1)
+    figure.update_xaxes(range=[0, lines[-1].t / unit])
+    figure.update_xaxes(title_text=f"{word} since the start", row=2, col=1)
+    return figure
+
+
+def _water(figure: go.Figure, water: Sequence[m.Water], unit: float) -> None:
+    times = [line.t / unit for line in water]
+    traces: list[tuple[str, Sequence[int | None], dict[str, Any]]] = [
+        (
+            "waterlevel (unfinished executions)",
+            [line.waterlevel for line in water],
+            {
+                "line": {"color": "#12406f", "width": 2},
+                "fill": "tozeroy",
+                "fillcolor": "rgba(42,120,214,.16)",
+            },
+        ),
+        (
+            "rollout capacity",
+            [line.capacity for line in water],
+            {"line": {"color": "#8b8f99", "width": 1.2}},
+        ),
+    ]
+    if any(line.evaluating for line in water):
+        style = {"line": {"color": ORANGE, "width": 1.5}}
+        traces.append(("running evaluations", [line.evaluating or None for line in water], style))
+    for name, values, style in traces:
+        style["line"] |= {"shape": "hv"}
+        figure.add_scatter(x=times, y=values, name=name, mode="lines", row=1, col=1, **style)
+
+
+def _roles(figure: go.Figure, lines: Sequence[m.AnyMetric], unit: float) -> None:
+    by_word: dict[str, list[tuple[int, str, float, float]]] = defaultdict(list)
+    for span in role_spans(lines, lines[-1].t):
+        by_word[WORDS.get(span[1], "starting")].append(span)
+    for word, colour in ROLE_COLOURS.items():
+        spans = by_word[word]
+        if not spans:
+            continue
         figure.add_bar(
-            x=[_minutes(stop - start)],
-            y=[f"cell {cell}"],
-            base=_minutes(start),
+            x=[(stop - start) / unit for _, _, start, stop in spans],
+            base=[start / unit for _, _, start, _ in spans],
+            y=[f"cell {cell}" for cell, _, _, _ in spans],
             orientation="h",
-            marker={"color": ROLE_COLOURS.get(role, "#c3c2b7"), "line": {"width": 0}},
-            name=entry or role,
-            legendgroup=entry or role,
-            showlegend=bool(entry) and entry not in shown,
-            hovertext=f"{role}, {stop - start:.1f} s",
+            marker={"color": colour, "line": {"width": 0}},
+            name=word,
+            legend="legend2",
+            customdata=[(role, stop - start) for _, role, start, stop in spans],
+            hovertemplate="%{y}: %{customdata[0]}, %{customdata[1]:.1f} s<extra></extra>",
             row=2,
             col=1,
         )
-        shown.add(entry)
-    figure.update_layout(barmode="overlay", height=520)
-    figure.update_yaxes(title_text="executions", row=1, col=1)
-    figure.update_xaxes(title_text="minutes", row=2, col=1)
-    return figure
 
 
-def role_spans(lines: list[m.AnyMetric], end: float) -> list[tuple[int, str, float, float]]:
-    """(cell, role, start, stop) in seconds, in order of time."""
+def _joins(figure: go.Figure, joins: Sequence[m.Join], unit: float) -> None:
+    if joins:
+        figure.add_scatter(
+            x=[line.t / unit for line in joins],
+            y=[f"cell {line.cell}" for line in joins],
+            mode="markers",
+            marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"color": "white", "width": 1}},
+            name="joined a batch under way",
+            legend="legend2",
+            row=2,
+            col=1,
+        )
+
+
+def role_spans(lines: Sequence[m.AnyMetric], end: float) -> list[tuple[int, str, float, float]]:
+    """(cell, phase, start, stop) in seconds, in order of time. Between two controllers of a run there is nothing."""
     current: dict[int, tuple[str, float]] = {}
     spans: list[tuple[int, str, float, float]] = []
+    opened = before = 0.0
     for line in lines:
-        if isinstance(line, m.RoleChange):
-            if line.cell in current:
-                role, start = current[line.cell]
-                spans.append((line.cell, role, start, line.t))
+        if isinstance(line, m.Opened):
+            spans += [(cell, role, start, before) for cell, (role, start) in current.items()]
+            current.clear()
+            opened = line.t
+        elif isinstance(line, m.RoleChange):
+            role, start = current.get(line.cell, ("starting", opened))
+            spans.append((line.cell, role, start, line.t))
             current[line.cell] = (line.role, line.t)
+        before = line.t
     spans += [(cell, role, start, end) for cell, (role, start) in current.items()]
     return sorted(spans, key=lambda span: (span[2], span[0]))
 
 
-def staleness(lines: list[m.AnyMetric]) -> go.Figure:
+def staleness(lines: Sequence[m.AnyMetric]) -> go.Figure:
     """How many consumed groups were how many steps behind."""
     counts = Counter(stale for line in lines if isinstance(line, m.Step) for stale in line.staleness)
+    if not counts:
+        return _empty("no group has been trained yet", 320)
+    keys = range(max(counts) + 1)
+    values = [counts[key] for key in keys]
     figure = go.Figure()
-    keys = sorted(counts)
     figure.add_bar(
-        x=keys, y=[counts[key] for key in keys], marker={"color": "#2a78d6"}, width=0.6, name="groups"
+        x=list(keys),
+        y=values,
+        text=[str(value) if value else "" for value in values],
+        textposition="outside",
+        cliponaxis=False,
+        marker={"color": BLUE},
+        width=0.6,
+        name="groups",
     )
-    figure.update_layout(xaxis_title="steps behind when consumed", yaxis_title="groups", xaxis={"dtick": 1})
+    _styled(figure, 320, xaxis_title="optimizer steps behind", yaxis_title="groups")
+    figure.update_xaxes(dtick=max(1, len(keys) // 12), range=[-0.6, max(3, max(counts)) + 0.6])
+    figure.update_yaxes(range=[0, 1.15 * max(values)])
     return figure
 
 
-def idle(lines: list[m.AnyMetric]) -> go.Figure:
-    """Idle share of each role, stacked by cause."""
+def idle(lines: Sequence[m.AnyMetric]) -> go.Figure:
+    """Idle share of rollout cells, of training cells and of all device time, stacked by cause."""
     shares = idle_shares([line for line in lines if isinstance(line, m.Busy)])
-    by_cause: dict[str, dict[str, float]] = defaultdict(dict)
-    for role, causes in shares.items():
-        for cause, share in causes.items():
-            if cause != "total":
-                by_cause[cause][role] = share
+    if not shares:
+        return _empty("no device time observed yet", 320)
+    words = {"rollout": "as rollout cell", "training": "as training cell", "all": "all device time"}
+    names = [words[name] for name in shares]
     figure = go.Figure()
-    for colour, (cause, values) in zip(CAUSE_COLOURS, sorted(by_cause.items()), strict=False):
-        figure.add_bar(
-            x=list(values),
-            y=list(values.values()),
-            name=cause.replace("_", " "),
-            marker={"color": colour},
-            width=0.5,
-        )
-    figure.update_layout(barmode="stack", yaxis_title="share of the role's time", yaxis_tickformat=".0%")
+    for cause, (word, colour) in CAUSES.items():
+        values = [causes.get(cause, 0.0) for causes in shares.values()]
+        if any(values):
+            figure.add_bar(
+                x=names,
+                y=values,
+                name=word,
+                marker={"color": colour},
+                width=0.55,
+                hovertemplate=f"{word}: %{{y:.1%}}<extra></extra>",
+            )
+    totals = [causes["total"] for causes in shares.values()]
+    figure.add_scatter(
+        x=names,
+        y=totals,
+        mode="text",
+        text=[f"<b>{total:.0%}</b>" for total in totals],
+        textposition="top center",
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    _styled(figure, 320, barmode="stack", yaxis_title="idle share", yaxis_tickformat=".0%")
+    figure.update_yaxes(range=[0, min(1.1, 1.2 * max(totals) + 0.02)])
     return figure

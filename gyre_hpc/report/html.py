@@ -1,119 +1,165 @@
-"""`report.html`: one self-contained file (plots with their library inside), readable without a network."""
+"""`report.html`: one self-contained file (plots with their library inside), readable without a network.
+
+Everything in it comes from `metrics.jsonl`, but for the line under the title, which quotes the run's configuration.
+"""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
 import plotly.io
 import plotly.offline
 
+from gyre_hpc.config import load_run_config
+from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.report import figures
+from gyre_hpc.report import figures, tables
 from gyre_hpc.report import metrics as m
 from gyre_hpc.report.summary import Summary
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1080px;padding:0 1rem;color:#0b0b0b;background:#fcfcfb}
-h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2.2rem 0 .2rem}p{margin:.2rem 0;color:#52514e}
-.tiles{display:flex;flex-wrap:wrap;gap:.8rem;margin:1.2rem 0}
-.tile{border:1px solid #e1e0d9;border-radius:8px;padding:.6rem 1rem;min-width:8.5rem;background:#fff}
-.tile b{display:block;font-size:1.35rem}.tile span{color:#52514e;font-size:.85rem}
-table{border-collapse:collapse}td,th{padding:.25rem .8rem;border-bottom:1px solid #e1e0d9;text-align:left}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;margin:0;color:#16181d;background:#f5f5f2}
+main{max-width:1160px;margin:0 auto;padding:2rem 1.25rem 3rem}
+h1{font-size:1.6rem;line-height:1.25;margin:0}h2{font-size:1.1rem;margin:0}
+p{margin:.15rem 0 0;color:#565a63}
+.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:.75rem;margin:1.25rem 0}
+.tile,section{background:#fff;border:1px solid #e3e3dd;border-radius:10px}
+.tile{padding:.7rem 1rem}.tile b{display:block;font-size:1.4rem;line-height:1.3;white-space:nowrap}
+.tile span{color:#565a63;font-size:.85rem}
+section{padding:1rem 1.2rem;margin:.9rem 0;min-width:0}
+.pair{display:grid;grid-template-columns:1fr 1fr;gap:.9rem}.pair section{margin:0}
+.pair+.pair{margin-top:.9rem}
+table{border-collapse:collapse;margin-top:.6rem;font-variant-numeric:tabular-nums;width:100%}
+td,th{padding:.25rem .7rem .25rem 0;border-bottom:1px solid #ececE7;text-align:right;vertical-align:top}
+th{color:#565a63;font-weight:600}td:first-child,th:first-child{text-align:left}
+.words td,.words th{text-align:left}summary{cursor:pointer;font-weight:600}
+@media(max-width:800px){.tiles{grid-template-columns:1fr 1fr}.pair{grid-template-columns:1fr}}
 """
 
-PLOTS = (
-    (
-        "Score",
-        "Held-out score with its standard error, over the score of every training batch.",
-        figures.score,
-    ),
-    (
-        "Roles under the waterlevel",
-        "As unfinished executions fall, cells leave rollout one by one and join the batch under way.",
-        figures.role_timeline,
-    ),
-    (
-        "Staleness",
-        "Optimizer steps between a group's dispatch and the step that consumed it.",
-        figures.staleness,
-    ),
-    ("Idle time by cause", "Device time without tokens or micro-steps, by role.", figures.idle),
-)
+Builder = Callable[[Sequence[m.AnyMetric]], go.Figure]
 
 
-def _figure(figure: go.Figure) -> str:
-    figure.update_layout(
-        template="plotly_white",
-        paper_bgcolor="#fcfcfb",
-        plot_bgcolor="#fcfcfb",
-        margin={"l": 60, "r": 20, "t": 20, "b": 50},
-        legend={"orientation": "h", "y": 1.12},
-    )
+def _section(title: str, text: str, body: str) -> str:
+    return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>"
+
+
+def _figure(build: Builder, lines: Sequence[m.AnyMetric], name: str) -> str:
+    config = {
+        "displaylogo": False,
+        "responsive": True,
+        "displayModeBar": "hover",
+        "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+        "toImageButtonOptions": {"format": "svg", "filename": name},
+        "plotlyServerURL": "",
+    }
     return str(
-        plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, config={"displaylogo": False})
+        plotly.io.to_html(build(lines), include_plotlyjs=False, full_html=False, config=config, div_id=name)
     )
 
 
-def _tile(name: str, value: str) -> str:
-    return f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
-
-
-def _score(value: float | None, error: float | None = None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" + (f" ± {error:.3f}" if error is not None else "")
+def _duration(seconds: float) -> str:
+    unit, word = figures.time_unit(seconds)
+    return f"{seconds / unit:.{int(unit > 1)}f} {word}"
 
 
 def _tiles(summary: Summary) -> str:
+    error = "" if summary.score_se is None else f" ± {summary.score_se:.3f}"
+    idle = summary.idle_share.get("all", {}).get("total")
     tiles = (
-        ("held-out score before", _score(summary.score_before)),
-        ("held-out score after", _score(summary.score_after, summary.score_se)),
-        ("optimizer steps", str(summary.steps)),
+        (
+            "held-out score, before → after",
+            f"{tables.number(summary.score_before)} → {tables.number(summary.score_after)}{error}",
+        ),
+        (f"optimizer steps in {summary.bursts} bursts", str(summary.steps)),
         ("role switches", str(summary.role_switches)),
-        ("joins into a running batch", str(summary.joins_mid_batch)),
-        ("model calls", str(summary.calls)),
-        ("calls re-routed / lost", f"{summary.calls_rerouted} / {summary.calls_lost}"),
-        ("wall time", f"{summary.wall_s / 60:.1f} min"),
+        ("joins into a batch under way", str(summary.joins_mid_batch)),
+        ("wall time", _duration(summary.wall_s)),
+        ("idle share of all device time", "-" if idle is None else f"{idle:.0%}"),
+        ("mean staleness, optimizer steps", tables.number(summary.staleness_mean, 2)),
+        (
+            f"model calls; {summary.calls_rerouted} re-routed, {summary.calls_lost} lost",
+            f"{summary.calls:,}",
+        ),
     )
-    return f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
-
-
-def _reasons(summary: Summary) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(k)}</td><td>{v}</td></tr>" for k, v in sorted(summary.executions.items())
+    return "".join(
+        f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
+        for name, value in tiles
     )
-    return f"<table><tr><th>closing reason</th><th>executions</th></tr>{rows}</table>"
 
 
-def _faults(lines: list[m.AnyMetric]) -> str:
-    faults = [line for line in lines if isinstance(line, m.Fault)]
-    if not faults:
-        return "<p>None.</p>"
-    rows = "".join(
-        f"<tr><td>{line.t:.0f} s</td><td>{html.escape(line.who)}</td><td>{html.escape(line.what)}</td></tr>"
-        for line in faults
+def _pair(left: str, right: str) -> str:
+    return f'<div class="pair">{left}{right}</div>'
+
+
+def _plots(lines: Sequence[m.AnyMetric]) -> str:
+    score = _section(
+        "Score",
+        "Held-out score with its standard error, over the score of every training batch.",
+        _figure(figures.score, lines, "score"),
     )
-    return f"<table><tr><th>at</th><th>who</th><th>what</th></tr>{rows}</table>"
-
-
-def render(name: str, lines: list[m.AnyMetric], summary: Summary) -> str:
-    """The whole page."""
-    sections = "".join(
-        f"<h2>{title}</h2><p>{text}</p>{_figure(build(lines))}" for title, text, build in PLOTS
+    roles = _section(
+        "Roles under the waterlevel",
+        "As unfinished executions fall, cells leave rollout one by one and join the batch under way."
+        " Thin vertical lines: optimizer steps.",
+        _figure(figures.role_timeline, lines, "roles"),
     )
+    staleness = _section(
+        "Staleness",
+        "Steps between a group's dispatch and the step that consumed it.",
+        _figure(figures.staleness, lines, "staleness"),
+    )
+    idle = _section(
+        "Idle time by cause",
+        "Device time without tokens or micro-steps.",
+        _figure(figures.idle, lines, "idle"),
+    )
+    return score + roles + _pair(staleness, idle)
+
+
+def _tables(lines: Sequence[m.AnyMetric], summary: Summary) -> str:
+    ended = _section("Executions", "How they ended.", tables.reasons(lines))
+    points = _section("Held-out evaluations", "Means over valid executions.", tables.evaluations(summary))
+    words = "From the decision until the cell serves its new role."
+    switches = _section("Role switches", words, tables.switches(lines))
+    steps = f"<details><summary>Every optimizer step</summary>{tables.steps(lines)}</details>"
+    faults = _section("Faults", "What died or failed, and what was done.", tables.faults(lines))
+    return f"{_pair(ended, points)}{switches}<section>{steps}</section>{faults}"
+
+
+def render(name: str, lines: Sequence[m.AnyMetric], summary: Summary, about: str = "") -> str:
+    """The whole page. `about`: one line on what was run."""
+    title, about = html.escape(name), html.escape(about)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(name)}</title><style>{STYLE}</style>"
-        f"<script>{plotly.offline.get_plotlyjs()}</script></head><body>"
-        f"<h1>{html.escape(name)}</h1><p>elastic online RL with gyre_hpc</p>{_tiles(summary)}{sections}"
-        f"<h2>Executions</h2>{_reasons(summary)}<h2>Faults</h2>{_faults(lines)}</body></html>"
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{STYLE}</style>"
+        f"<script>{plotly.offline.get_plotlyjs()}</script></head><body><main>"
+        f'<h1>{title}</h1><p>{about}</p><div class="tiles">{_tiles(summary)}</div>'
+        f"{_plots(lines)}{_tables(lines, summary)}</main></body></html>"
+    )
+
+
+def _about(layout: RunLayout) -> str:
+    """What was run, in one line; nothing when the frozen configuration is gone or of another version."""
+    try:
+        run = load_run_config(layout.root)
+    except (ConfigError, MissingInput):
+        return ""
+    schedule = run.schedule
+    return (
+        f"policy {schedule.policy}, {run.cluster.cells} cells; {run.objective.kind} on {run.tasks.family}:"
+        f" {schedule.batch_groups} groups of {schedule.executions_per_group} executions per step,"
+        f" {schedule.steps_per_burst} step(s) per burst, {schedule.extra_dispatch:g} batch(es) dispatched ahead;"
+        f" seed {run.seed}"
     )
 
 
 def write_report(layout: RunLayout, summary: Summary) -> Path:
     """Write RUN/report.html and return its path."""
     lines = list(m.read_metrics(layout.metrics))
-    layout.report.write_text(render(layout.root.name, lines, summary), encoding="utf-8")
+    layout.report.write_text(render(layout.root.name, lines, summary, about=_about(layout)), encoding="utf-8")
     return layout.report

@@ -23,8 +23,12 @@ class Metric(msgspec.Struct, frozen=True, tag_field="kind"):
     t: float
 
 
+class Opened(Metric, tag="opened", frozen=True):
+    """A controller took over the run (its start, or a resume): cells of an earlier one are gone."""
+
+
 class RoleChange(Metric, tag="role", frozen=True):
-    """The cell entered a role or a transition: rollout, leaving, joining, training, returning, starting, lost."""
+    """The cell entered a phase of `controller.cell_table.Phase`: rollout, leaving, joining, training, ..., lost."""
 
     cell: int
     role: str
@@ -59,7 +63,7 @@ class Join(Metric, tag="join", frozen=True):
 
 
 class Switch(Metric, tag="switch", frozen=True):
-    """A finished role switch with the seconds of its phases."""
+    """A finished switch to `role` (rollout or training): seconds from the decision, and those of its parts."""
 
     cell: int
     role: str
@@ -122,26 +126,45 @@ class Fault(Metric, tag="fault", frozen=True):
     what: str
 
 
-AnyMetric = RoleChange | Water | Busy | Join | Switch | Step | Burst | Ended | Evaluated | Fault
+AnyMetric = Opened | RoleChange | Water | Busy | Join | Switch | Step | Burst | Ended | Evaluated | Fault
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyMetric] = msgspec.json.Decoder(AnyMetric)
 
 
 class MetricsWriter:
-    """Appends lines; each is flushed when written."""
+    """Appends lines; each is flushed when written. A torn last line of an earlier writer is cut off first."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
+        self._file.truncate(_whole_lines(path))
 
     def write(self, metric: AnyMetric) -> None:
         """A full disk costs the line, never the run: the journal is what must not be lost."""
+        line = _encoder.encode(metric) + b"\n"
         try:
-            self._file.write(_encoder.encode(metric) + b"\n")
+            written = self._file.write(line)
+            if written < len(line):
+                self._file.truncate(self._file.seek(0, os.SEEK_END) - written)
+                log.warning("metrics.jsonl: no space left; the line is dropped")
         except OSError as error:
             log.warning("metrics.jsonl: %s; the line is dropped", error)
 
     def close(self) -> None:
         self._file.close()
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to and including the last newline."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
 
 
 def read_metrics(path: Path) -> Iterator[AnyMetric]:

@@ -14,8 +14,9 @@ class Summary(msgspec.Struct, frozen=True):
     """Scores are means over valid held-out executions; `score_se` is of the difference's later point.
 
     `joins_mid_batch`: cells that joined after the batch's first claim. `calls_lost`: no client received the complete
-    answer and no continuation was accepted. `idle_share`: idle device time over device time, by role, then by cause
-    (`total` = all causes). Absent is None, never 0.
+    answer and no continuation was accepted. `idle_share`: idle seconds over all seconds, of the roles rollout and
+    training and of the whole device time (`all`, with switching, starting and lost cells), by cause (`total` = all
+    causes). `switch_seconds`: mean seconds of a switch. Absent is None, never 0.
     """
 
     score_before: float | None
@@ -42,18 +43,24 @@ class Summary(msgspec.Struct, frozen=True):
     switch_seconds: dict[str, float] = {}
 
 
+WORKING = ("rollout", "training")
+"""Roles in which a cell can be busy; in every other it is idle by definition."""
+
+
 def idle_shares(lines: list[m.Busy]) -> dict[str, dict[str, float]]:
-    """Idle seconds by role and cause over all seconds of the role."""
+    """Idle seconds by cause over all seconds: of each working role, and of all device time."""
     seconds: dict[str, float] = defaultdict(float)
     idle: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for line in lines:
-        seconds[line.role] += line.seconds
-        if line.cause:
-            idle[line.role][line.cause] += line.seconds - line.busy
+        for name in (line.role, "all") if line.role in WORKING else ("all",):
+            seconds[name] += line.seconds
+            if line.cause:
+                idle[name][line.cause] += line.seconds - line.busy
     shares = {}
-    for role, total in sorted(seconds.items()):
-        causes = {cause: lost / total for cause, lost in sorted(idle[role].items()) if total}
-        shares[role] = {"total": sum(causes.values()), **causes}
+    for name in (*WORKING, "all"):
+        if seconds[name] > 0:
+            causes = {cause: lost / seconds[name] for cause, lost in sorted(idle[name].items())}
+            shares[name] = {"total": sum(causes.values()), **causes}
     return shares
 
 
@@ -95,13 +102,18 @@ def summarise(path: Path) -> Summary:
 
 
 def _role_switches(lines: list[m.AnyMetric]) -> int:
-    """Completed switches between rollout and training, both ways."""
+    """Completed switches between rollout and training, both ways. A cell that died and came back has not switched."""
     role: dict[int, str] = {}
     count = 0
     for line in lines:
-        if isinstance(line, m.RoleChange) and line.role in ("rollout", "training"):
-            count += line.cell in role and role[line.cell] != line.role
-            role[line.cell] = line.role
+        if isinstance(line, m.Opened):
+            role.clear()
+        elif isinstance(line, m.RoleChange):
+            if line.role in WORKING:
+                count += line.cell in role and role[line.cell] != line.role
+                role[line.cell] = line.role
+            elif line.role == "lost":
+                role.pop(line.cell, None)
     return count
 
 
