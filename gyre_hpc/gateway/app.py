@@ -282,7 +282,9 @@ class GatewayApp:
 
     def _accept(self, execution: Execution, request: Request, prompt: Prompt) -> None:
         """Calls whose handles come back were accepted, however they were delivered."""
-        echoed = {call for turn in request.fresh for call in turn.calls} | set(prompt.spliced)
+        echoed = {call for turns in request.fresh.values() for turn in turns for call in turn.calls} | set(
+            prompt.spliced
+        )
         for name in echoed:
             call = execution.calls.get(name)
             if call is not None and not call.accepted:

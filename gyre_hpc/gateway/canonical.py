@@ -2,8 +2,8 @@
 
 Harnesses move cache marks, flip strings and blocks, re-order and re-type tool arguments, trim or drop reasoning. A
 `Turn` is free of that; the digest of a request's message is computed from its turns and leaves out what an echo of OUR
-answer may change: reasoning always, arguments where our handles name the call. Digests are chained, so one message of
-a long history costs one lookup by the hash of its raw bytes. Pure; used by dialects (write) and lineage (read).
+answer may change: reasoning always, arguments where our handles name the call. A message sent before costs one lookup
+by the hash of its raw bytes. Pure; used by dialects (write) and lineage (read).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+DIGEST_BYTES = 16
 CALL_PATTERN = r"e\d+a\d+c\d+"
 _TOOL_HANDLE = re.compile(rf"(?:toolu|call)_({CALL_PATTERN})_\d+")
 _SIGNATURE_HANDLE = re.compile(rf"(?:keep|call):({CALL_PATTERN})")
@@ -133,12 +134,23 @@ class Request:
     include_usage: bool = False
     constrained: bool = False
     wishes: dict[str, Any] = field(default_factory=dict)
-    fresh: list[Turn] = field(default_factory=list)
-    """Turns that this execution had not sent before."""
+    _joined: bytes = b""
+    fresh: dict[int, tuple[Turn, ...]] = field(default_factory=dict)
+    """Turns of the messages that this execution had not sent before, by index."""
 
     def messages(self, start: int, end: int) -> list[dict[str, Any]]:
         """Messages `start` to `end` as a renderer takes them."""
-        return [turn.message() for raw in self.raws[start:end] for turn in self.read(raw)]
+        found: list[dict[str, Any]] = []
+        for index in range(start, end):
+            turns = self.fresh.get(index) or self.read(self.raws[index])
+            found += [turn.message() for turn in turns]
+        return found
+
+    def prefix(self, count: int) -> bytes:
+        """Digest of the tools and the first `count` messages."""
+        if not self._joined:
+            self._joined = b"".join([self.tools_digest, *(unit.digest for unit in self.units)])
+        return bytes(xxhash.xxh3_128_digest(self._joined[: DIGEST_BYTES * (count + 1)]))
 
 
 @dataclass
@@ -148,27 +160,29 @@ class History:
     units: dict[bytes, Unit] = field(default_factory=dict)
     tools: dict[bytes, tuple[tuple[dict[str, Any], ...], bytes]] = field(default_factory=dict)
 
-    def unit(self, raw: msgspec.Raw, read: Reader) -> tuple[Unit, list[Turn]]:
-        """The unit of a raw message, and its turns when they are new."""
-        key = xxhash.xxh3_128_digest(raw)
-        known = self.units.get(key)
-        if known is not None:
-            return known, []
-        turns = read(raw)
-        assistant = turns[0] if len(turns) == 1 and turns[0].role == "assistant" else None
-        unit = Unit(digest([turn.identity() for turn in turns]), assistant)
-        self.units[key] = unit
-        return unit, list(turns)
+    def read(
+        self, raws: Sequence[msgspec.Raw], read: Reader
+    ) -> tuple[list[Unit], dict[int, tuple[Turn, ...]]]:
+        """Units of all messages, and the turns of those not sent before by index."""
+        keys = list(map(xxhash.xxh3_128_digest, raws))
+        found = list(map(self.units.get, keys))
+        fresh: dict[int, tuple[Turn, ...]] = {}
+        units: list[Unit] = found  # type: ignore[assignment]
+        for index in range(len(raws)):
+            if found[index] is None:
+                turns = fresh[index] = read(raws[index])
+                units[index] = self.units[keys[index]] = _unit(turns)
+        return units, fresh
+
+
+def _unit(turns: tuple[Turn, ...]) -> Unit:
+    assistant = turns[0] if len(turns) == 1 and turns[0].role == "assistant" else None
+    return Unit(digest([turn.identity() for turn in turns]), assistant)
 
 
 def digest(value: Any) -> bytes:
     """128-bit digest of a plain value."""
     return bytes(xxhash.xxh3_128_digest(msgspec.msgpack.encode(value)))
-
-
-def chain(before: bytes, unit: bytes) -> bytes:
-    """Digest of a conversation that is one message longer."""
-    return bytes(xxhash.xxh3_128_digest(before + unit))
 
 
 def normal_text(text: str) -> str:

@@ -62,14 +62,15 @@ async def deliver(
     if call.answer is None:
         reset(request)
     body = stream.finish(reply())
-    if response is None:
-        body = stream.open() + body
-        response = await _start(request, stream, len(body))
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client is gone")
     if call.delivery is Delivery.NONE:
         call.delivery = Delivery.PARTIAL
-    await response.write(body)
+    if response is None:
+        response = web.Response(body=stream.open() + body, headers=_headers(stream))
+        await response.prepare(request)
+    else:
+        await response.write(body)
     await response.write_eof()
     call.delivery = Delivery.COMPLETE
     return response
@@ -80,14 +81,15 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-async def _start(request: web.Request, stream: AnswerStream, length: int | None = None) -> web.StreamResponse:
-    whole = isinstance(stream, WholeAnswer)
-    kind = "application/json" if whole else "text/event-stream; charset=utf-8"
-    response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
-    if whole and length is not None:
-        response.content_length = length
+async def _start(request: web.Request, stream: AnswerStream) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_headers(stream))
     await response.prepare(request)
     return response
+
+
+def _headers(stream: AnswerStream) -> dict[str, str]:
+    kind = "application/json" if isinstance(stream, WholeAnswer) else "text/event-stream; charset=utf-8"
+    return {"Content-Type": kind, "Cache-Control": "no-cache"}
 
 
 def reset(request: web.Request) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from struct import Struct
+from struct import Struct, pack
 from typing import Any
 
 import msgspec
@@ -135,7 +135,7 @@ def encode_frame(frame: Frame) -> bytes:
 
 def encode_int32(values: Int32 | list[int]) -> bytes:
     """Little-endian bytes."""
-    return np.asarray(values, "<i4").tobytes()
+    return pack(f"<{len(values)}i", *values) if isinstance(values, list) else values.astype("<i4").tobytes()
 
 
 def decode_int32(data: bytes) -> Int32:
@@ -145,7 +145,7 @@ def decode_int32(data: bytes) -> Int32:
 
 def encode_float32(values: list[float]) -> bytes:
     """Little-endian bytes."""
-    return np.asarray(values, "<f4").tobytes()
+    return pack(f"<{len(values)}f", *values)
 
 
 def decode_float32(data: bytes) -> Float32:

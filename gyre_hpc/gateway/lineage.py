@@ -1,7 +1,7 @@
 """The token law: which ids a request's history has, from what was recorded and never from its text.
 
-A `Context` is a conversation up to a point where the assistant generates, in ids. Contexts are found by the chained
-digest of their messages. The prompt of a request is folded from the deepest known context: each later assistant turn is
+A `Context` is a conversation up to a point where the assistant generates, in ids. Contexts are found by the digest of
+their messages. The prompt of a request is folded from the deepest known context: each later assistant turn is
 spliced in as the recorded output of the call whose handle it echoes (turns without handles: by normalised equality under
 the same context), or, when nobody here sampled it, as one rendered turn; the messages behind it are bridged. Only where
 that fails is the conversation rendered afresh, and the reason counted. One `Lineage` per execution; pure.
@@ -10,7 +10,7 @@ that fails is the conversation rendered afresh, and the reason counted. One `Lin
 from __future__ import annotations
 
 import enum
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,13 +21,17 @@ from gyre_hpc.gateway.canonical import (
     Request,
     Turn,
     Unit,
-    chain,
     digest,
     handle_call,
     normal_text,
 )
 from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
 from gyre_hpc.records import Int32
+
+MAX_TIPS = 4
+"""Branches of one execution (main agent, sub-agents) whose latest prompt is kept as a list: 8 bytes a token."""
+_INTS: list[int] = []
+"""One object for each token id: a long list of ids costs its pointers only."""
 
 
 class Mismatch(enum.StrEnum):
@@ -112,6 +116,22 @@ class Lineage:
     answers: dict[tuple[bytes, bytes], str] = field(default_factory=dict)
     """(context digest, digest of an answer without its handles) -> call."""
     mismatches: Counter[Mismatch] = field(default_factory=Counter)
+    tips: OrderedDict[Context, list[int]] = field(default_factory=OrderedDict)
+    """Prompts asked for last, as lists that grow with their branch."""
+
+    def ids(self, context: Context) -> list[int]:
+        """All ids of a context as a list that is the caller's. What the last prompts share with it is not built anew."""
+        ids = self.tips.pop(context, None)
+        if ids is None:
+            ids = self.tips.pop(context.parent, None) if context.parent is not None else None
+            if ids is None:
+                ids = _shared_ints(context.ids())
+            else:
+                ids += _shared_ints(context.tail)
+        self.tips[context] = ids
+        if len(self.tips) > MAX_TIPS:
+            self.tips.popitem(last=False)
+        return ids.copy()
 
     def prompt(self, request: Request) -> Prompt:
         """Ids of everything in the request, ending with the generation prompt."""
@@ -158,13 +178,8 @@ class _Fold:
         self.request = request
         self.spliced: list[str] = []
         self.reasons: list[Mismatch] = []
-        self.turns: list[tuple[int, bytes]] = []
-        """(index of an assistant message, digest of everything before it)."""
-        self.digest = request.tools_digest
-        for index, unit in enumerate(request.units):
-            if unit.assistant is not None:
-                self.turns.append((index, self.digest))
-            self.digest = chain(self.digest, unit.digest)
+        self.turns = [index for index, unit in enumerate(request.units) if unit.assistant is not None]
+        self.digest = request.prefix(len(request.units))
 
     def run(self) -> Prompt:
         context = self.lineage.contexts.get(self.digest) or self._extend()
@@ -174,25 +189,23 @@ class _Fold:
 
     def _extend(self) -> Context:
         """The context of the whole request, from the deepest known one."""
-        contexts = self.lineage.contexts
-        first = len(self.turns) - 1
-        while first > 0 and self.turns[first][1] not in contexts:
+        contexts, request, turns = self.lineage.contexts, self.request, self.turns
+        context = None
+        first = len(turns)
+        while first > 0 and context is None:
             first -= 1
-        if first < 0:
-            return self._root(len(self.request.units))
-        start, before = self.turns[first]
-        context = contexts.get(before)
+            before = request.prefix(turns[first])
+            context = contexts.get(before)
         if context is None:
-            if start == 0:
-                return self._root(len(self.request.units))
-            context = contexts[before] = self._root(start)
-        ends = [*self.turns[first + 1 :], (len(self.request.units), self.digest)]
-        for (index, known), (end, after) in zip(self.turns[first:], ends, strict=True):
-            child = self._child(context, index, known, end)
+            if not turns or turns[0] == 0:
+                return self._root(len(request.units))
+            context = contexts[before] = self._root(turns[0])
+        for index, end in zip(turns[first:], [*turns[first + 1 :], len(request.units)], strict=True):
+            child = self._child(context, index, request.prefix(index), end)
             if child is None:
                 self.reasons.append(Mismatch.BRIDGE_REFUSED)
-                return self._root(len(self.request.units))
-            context = contexts[after] = child
+                return self._root(len(request.units))
+            context = contexts[request.prefix(end)] = child
         return context
 
     def _child(self, parent: Context, index: int, before: bytes, end: int) -> Context | None:
@@ -219,6 +232,12 @@ class _Fold:
     def _root(self, end: int) -> Context:
         ids = self.lineage.rendering.render(self.request.messages(0, end), self.request.tools)
         return Context(None, np.asarray(ids, np.int32), len(ids))
+
+
+def _shared_ints(ids: Int32) -> list[int]:
+    if len(ids) and (most := int(ids.max())) >= len(_INTS):
+        _INTS.extend(range(len(_INTS), most + 1))
+    return [_INTS[token] for token in ids.tolist()]
 
 
 def _common(output: Sequence[int], tail: Sequence[int]) -> int:

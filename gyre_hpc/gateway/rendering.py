@@ -31,6 +31,7 @@ Ids = Sequence[int] | Int32
 
 TAIL_BRIDGE = frozenset({"qwen3"})
 """Renderers whose bridge reads only the prompt behind its last turn close: they get that tail, not a long history."""
+SCAFFOLD_CHARS, SCAFFOLD_TEXTS = 32, 4096
 INLINE_SYSTEM_MARK = "<system-reminder>\n{}\n</system-reminder>"
 """A system turn inside the conversation becomes this user turn where the renderer takes none: in place, never hoisted."""
 _PROBE = {"role": "user", "content": "x"}
@@ -44,9 +45,18 @@ class HuggingFaceTokenizer:
         self.name_or_path = name_or_path
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = backend.token_to_id("<|im_end|>")
+        self._scaffold: dict[str, list[int]] = {}
 
     def encode(self, text: str, *_: Any, add_special_tokens: bool = False, **__: Any) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Ids of a text. Renderers ask for the same few words of scaffold with every message: those are kept."""
+        if len(text) > SCAFFOLD_CHARS or add_special_tokens:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._scaffold.get(text)
+        if ids is None:
+            ids = self.backend.encode(text, add_special_tokens=False).ids
+            if len(self._scaffold) < SCAFFOLD_TEXTS:
+                self._scaffold[text] = ids
+        return ids.copy()
 
     def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
@@ -105,6 +115,8 @@ class Rendering:
         self.tail_only = renderer in TAIL_BRIDGE
         self._probe_ids = self._ids([_PROBE], None, generation=False)
         self._generation = self._ids([_PROBE], None, generation=True)[len(self._probe_ids) :]
+        prefilled = "</think>" not in self.text(self._generation) and "<think>" in self.text(self._generation)
+        self._before_answer = None if self.tail_only and not prefilled else self._generation
         self.inline_system = self._takes_inline_system()
 
     def _ids(
@@ -187,7 +199,7 @@ class Rendering:
     def parse(self, output_ids: Sequence[int], tools: Sequence[Tool] | None = None) -> ParsedAnswer:
         """The assistant turn that these output ids spell. Unreadable tool calls stay as text."""
         parsed = self._renderer.parse_response(
-            list(output_ids), tools=list(tools) if tools else None, prompt_ids=self._generation
+            list(output_ids), tools=list(tools) if tools else None, prompt_ids=self._before_answer
         )
         calls: list[ParsedToolCall] = []
         broken: list[str] = []

@@ -30,7 +30,8 @@ def role_hint(headers: Mapping[str, str], request: Request) -> LeafRole:
 
 def _asks_for_summary(request: Request) -> bool:
     """Whether the last turn is a compaction instruction."""
-    if not request.fresh or request.fresh[-1].role == "assistant":
+    turns = request.fresh.get(len(request.units) - 1, ())
+    if not turns or turns[-1].role == "assistant":
         return False
-    text = request.fresh[-1].content.lower()
+    text = turns[-1].content.lower()
     return any(words in text for words in SUMMARY_WORDS)

@@ -100,14 +100,14 @@ class RouteTable:
 
 @dataclass(eq=False)
 class Lease:
-    """One call's place on one cell. `leave` is set when the call must go; `gone`: nothing can be asked of the engine."""
+    """One call's place on one cell. `leave` is done when the call must go; `gone`: nothing can be asked of the engine."""
 
     call: str
     cell: CellId
     address: str
     version: Version
     engine: Engine
-    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    leave: asyncio.Future[None]
     gone: bool = False
 
 
@@ -158,7 +158,8 @@ class Router:
                 await self._changed.wait()
         finally:
             self.waiting -= 1
-        lease = Lease(call, cell.id, cell.address, cell.version, self._connect(cell.address))
+        leave = asyncio.get_running_loop().create_future()
+        lease = Lease(call, cell.id, cell.address, cell.version, self._connect(cell.address), leave)
         cell.running.add(call)
         self._leases.setdefault(cell.id, set()).add(lease)
         return lease
@@ -172,7 +173,7 @@ class Router:
     def failed(self, lease: Lease, cause: str) -> None:
         """The engine did not do its part: out of use until it is routed again."""
         cell = self.table.cells[lease.cell]
-        if cell.routable and cell.address == lease.address and not lease.leave.is_set():
+        if cell.routable and cell.address == lease.address and not lease.leave.done():
             log.warning("cell %d failed: %s", lease.cell, cause)
             cell.routable = False
             self._fault(lease.cell, cause)
@@ -180,10 +181,10 @@ class Router:
     @staticmethod
     def _tell(leases: Iterable[Lease], *, gone: bool) -> int:
         """Tell calls to leave; how many had not been told."""
-        told = [lease for lease in leases if not lease.leave.is_set()]
+        told = [lease for lease in leases if not lease.leave.done()]
         for lease in told:
             lease.gone = gone
-            lease.leave.set()
+            lease.leave.set_result(None)
         return len(told)
 
     async def _released(self, id: CellId, leases: frozenset[Lease], timeout_s: float) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import cast
 
 from gyre_hpc.engines.client import EngineRefused, EngineUnreachable
@@ -45,6 +46,7 @@ class Sampler:
         self._silence_s = silence_s
         self._sampled = sampled
         self._stop_ids = frozenset(rendering.stop_ids)
+        self._aborts: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, call: Call) -> None:
         """Returns with the generation complete. Raises CallLost."""
@@ -70,69 +72,69 @@ class Sampler:
         """Sample on one cell until complete, told to leave, or failed. Returns whether the engine failed."""
         if not call.prefilled:
             call.go_on()
-        rid = f"{call.id}.{call.reroutes}."
-        stream = asyncio.create_task(self._consume(execution, call, lease, rid))
-        leave = asyncio.create_task(lease.leave.wait())
         try:
-            await asyncio.wait({stream, leave}, return_when=asyncio.FIRST_COMPLETED)
-            if not stream.done():
-                call.hold()
-                await self._cut(stream, lease, rid)
-        finally:
-            leave.cancel()
-            stream.cancel()
-            await asyncio.wait({stream})
-        return self._verdict(call, lease, stream)
-
-    async def _cut(self, stream: asyncio.Task[str | None], lease: Lease, rid: str) -> None:
-        """End the stream at a token boundary and take what it still brings."""
-        if lease.gone:
-            return
-        with contextlib.suppress(EngineUnreachable, EngineRefused, TimeoutError):
-            async with asyncio.timeout(ABORT_S):
-                await lease.engine.abort(rid)
-                await asyncio.wait({stream})
-
-    def _verdict(self, call: Call, lease: Lease, stream: asyncio.Task[str | None]) -> bool:
-        """Whether the engine failed; reports it if so."""
-        if call.ending is not None:
-            if not stream.cancelled():
-                stream.exception()
-            return False
-        cause = "the stream was cut"
-        if not stream.cancelled():
-            error = stream.exception()
-            if isinstance(error, EngineRefused) and error.status == BAD_REQUEST:
-                raise CallLost(f"call {call.id}: {error.message}")
-            if error is not None and not isinstance(
-                error, EngineUnreachable | EngineRefused | ProtocolViolation | TimeoutError
-            ):
-                raise error
-            cause = f"{type(error).__name__}: {error}" if error else f"a call ended with {stream.result()!r}"
-        if lease.leave.is_set():
+            finish = await self._consume(execution, call, lease)
+            cause = f"a call ended with {finish!r} that nobody cut"
+        except EngineRefused as error:
+            if error.status == BAD_REQUEST:
+                raise CallLost(f"call {call.id}: {error.message}") from error
+            cause = error.message
+        except (EngineUnreachable, ProtocolViolation) as error:
+            cause = f"{type(error).__name__}: {error.message}"
+        except TimeoutError:
+            cause = f"TimeoutError: no token within {self._silence_s:g} s"
+        if call.ending is not None or lease.leave.done():
             return False
         self._router.failed(lease, cause)
         return True
 
-    async def _consume(self, execution: Execution, call: Call, lease: Lease, rid: str) -> str | None:
-        """Take chunks until the engine ends the stream or the call is complete; the engine's finish."""
-        prompt = call.context.ids().tolist() + call.ids
+    async def _consume(self, execution: Execution, call: Call, lease: Lease) -> str | None:
+        """Take chunks until the engine ends the stream or the call is complete; the engine's finish.
+
+        Raises what the engine client raises, and TimeoutError when the engine is silent or does not let the call go.
+        """
+        prompt = execution.lineage.ids(call.context)
+        prompt += call.ids
+        rid = f"{call.id}.{call.reroutes}."
         generated = lease.engine.generate(
             rid, prompt, call.budget - len(call.ids), kv_key(lease.version), self._rendering.stop_ids
         )
-        first = True
-        async with contextlib.aclosing(cast("AsyncGenerator[Chunk, None]", generated)) as chunks:
-            while True:
-                async with asyncio.timeout(self._silence_s):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    return None
-                if first:
-                    self._started(call, len(prompt), chunk.cached_tokens)
-                    first = False
-                self._take(execution, call, chunk)
-                if call.ending is not None or chunk.finish:
-                    return chunk.finish
+        first, now = True, asyncio.get_running_loop().time
+        async with (
+            asyncio.timeout(self._silence_s) as limit,
+            contextlib.aclosing(cast("AsyncGenerator[Chunk, None]", generated)) as chunks,
+        ):
+            leave = partial(self._leave, call, lease, rid, limit)
+            lease.leave.add_done_callback(leave)
+            try:
+                async for chunk in chunks:
+                    if not lease.leave.done():
+                        limit.reschedule(now() + self._silence_s)
+                    if first:
+                        self._started(call, len(prompt), chunk.cached_tokens)
+                        first = False
+                    self._take(execution, call, chunk)
+                    if call.ending is not None or chunk.finish:
+                        return chunk.finish
+            finally:
+                lease.leave.remove_done_callback(leave)
+        return None
+
+    def _leave(
+        self, call: Call, lease: Lease, rid: str, limit: asyncio.Timeout, _: asyncio.Future[None]
+    ) -> None:
+        """The call must go: cut it at a token boundary and take what the stream still brings, but not for long."""
+        call.hold()
+        loop = asyncio.get_running_loop()
+        if limit.expired():
+            return
+        if lease.gone:
+            limit.reschedule(loop.time())
+            return
+        limit.reschedule(loop.time() + ABORT_S)
+        task = loop.create_task(_abort(lease, rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
 
     @staticmethod
     def _started(call: Call, prompt: int, cached: int) -> None:
@@ -183,6 +185,11 @@ class Sampler:
         return True
 
 
+async def _abort(lease: Lease, rid: str) -> None:
+    with contextlib.suppress(EngineUnreachable, EngineRefused):
+        await lease.engine.abort(rid)
+
+
 def _pack_versions(versions: list[Version]) -> bytes:
-    same = len(set(versions)) == 1
+    same = versions.count(versions[0]) == len(versions)
     return encode_int32([int(version) for version in (versions[:1] if same else versions)])

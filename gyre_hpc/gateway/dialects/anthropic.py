@@ -31,7 +31,6 @@ from gyre_hpc.gateway.dialects.base import (
     RefusalKind,
     Reply,
     block_kind,
-    collect,
     decode_body,
     decode_message,
     invalid,
@@ -90,7 +89,7 @@ class AnthropicMessages:
         raws = outline.messages
         if outline.system and outline.system != b"null":
             raws = [msgspec.Raw(b'{"role":"system","content":' + bytes(outline.system) + b"}"), *raws]
-        units, fresh = collect(history, raws, read_turns)
+        units, fresh = history.read(raws, read_turns)
         tools, tools_digest = _tools(outline.tools, history)
         return Request(
             dialect=self.name,

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gyre_hpc.gateway.canonical import History, Reader, Request, Turn, Unit, read_json
+from gyre_hpc.gateway.canonical import History, Request, read_json
 from gyre_hpc.gateway.rendering import ParsedAnswer
 from gyre_hpc.records import FinishReason
 
@@ -113,17 +113,6 @@ def decode_message(raw: msgspec.Raw) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid("messages: each message must be an object")
     return message
-
-
-def collect(history: History, raws: list[msgspec.Raw], read: Reader) -> tuple[list[Unit], list[Turn]]:
-    """Units of all messages and the turns not seen before."""
-    units: list[Unit] = []
-    fresh: list[Turn] = []
-    for raw in raws:
-        unit, turns = history.unit(raw, read)
-        units.append(unit)
-        fresh += turns
-    return units, fresh
 
 
 def block_kind(block: Any) -> str:

@@ -27,7 +27,6 @@ from gyre_hpc.gateway.dialects.base import (
     RefusalKind,
     Reply,
     block_kind,
-    collect,
     decode_body,
     decode_message,
     invalid,
@@ -94,7 +93,7 @@ class ChatCompletions:
             raise invalid(f"n: {outline.n} choices are not supported; send {outline.n} requests")
         if limit is not None and limit < 1:
             raise invalid("max_tokens: must be at least 1")
-        units, fresh = collect(history, outline.messages, read_turns)
+        units, fresh = history.read(outline.messages, read_turns)
         tools, tools_digest = _tools(outline.tools, history)
         options = outline.stream_options
         return Request(
