@@ -210,10 +210,32 @@ def test_kill_9_of_the_writer_loses_nothing_that_was_sealed(run: RunLayout) -> N
     assert verify(run.root).ok
 
 
+def test_a_shard_is_durable_before_it_has_its_name_and_named_before_it_is_listed(
+    run: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def spy_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        steps.append("fsync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    def spy_rename(source: Path, target: Path) -> None:
+        assert not target.exists() and read_manifest(run) == []
+        rename(source, target)
+        steps.append(f"rename {target.name}")
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "rename", spy_rename)
+    sealed(run, execution(1))
+    expected = ["fsync .000000.h5.tmp", "rename 000000.h5", "fsync shards", "fsync manifest.jsonl"]
+    assert steps == expected
+
+
 def test_a_torn_manifest_line_does_not_count_and_is_cut(run: RunLayout) -> None:
     sealed(run, execution(1))
     with open(run.manifest, "ab") as file:
-        file.write(b'{"file":"000001.h5","by')
+        file.write(b'{"file":"000001.h5","by' + b"?" * 5000)
     assert len(read_manifest(run)) == 1
     sealed(run, execution(2))
     assert [line.executions[0].execution for line in read_manifest(run)] == [1, 2]
@@ -314,6 +336,8 @@ def test_portable_export_opens_with_plain_h5py(run: RunLayout, tmp_path: Path) -
     plain = read_plainly(tmp_path / "out" / "shards" / original.name)
     assert plain.returncode == 0, plain.stderr
     assert int(plain.stdout) > 0
+    with h5py.File(tmp_path / "out" / "shards" / original.name) as file:
+        assert file["raw/strands/tokens"].compression == "gzip"
     assert verify(tmp_path / "out").ok
     assert_equal(
         find_tables(tmp_path / "out", ExecutionId(1)) or {}, find_tables(run.root, ExecutionId(1)) or {}

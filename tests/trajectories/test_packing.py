@@ -203,6 +203,40 @@ def test_a_later_part_sees_the_whole_calls_before_it_that_fit_at_their_own_posit
     assert step.ids[root.start] == 200
 
 
+def test_a_cut_never_falls_inside_an_answer() -> None:
+    first, answer = np.arange(4, dtype=np.int32), np.arange(50, 60, dtype=np.int32)
+    half = np.concatenate([first, answer[:5], np.array([99], np.int32)])
+    long = np.concatenate([first, answer, np.array([100], np.int32)])
+    calls = [
+        call_record(0, first, answer),
+        call_record(1, half, np.array([98], np.int32), accepted=False),
+        call_record(2, long, np.arange(70, 76, dtype=np.int32)),
+    ]
+    group = [Attempt(ExecutionId(e), float(e), "", tree_of(calls)) for e in range(2)]
+    processed = process_group(GROUP, group, with_packing(ROOMY, 17, 1))
+    assert path_targets(processed) == sorted([tuple(range(50, 60)), tuple(range(70, 76))] * 2)
+
+
+def test_a_later_part_starts_inside_a_context_that_is_too_long_for_it() -> None:
+    context, calls = np.zeros(0, np.int32), []
+    for turn in range(3):
+        prompt = np.concatenate([context, np.arange(30, dtype=np.int32)])
+        context = np.concatenate([prompt, np.arange(6, dtype=np.int32) + 50 + 10 * turn])
+        calls.append(call_record(turn, prompt, context[-6:]))
+    group = [Attempt(ExecutionId(e), float(e), "", tree_of(calls)) for e in range(2)]
+    processed = process_group(GROUP, group, with_packing(ROOMY, 20, 1))
+    assert [step.tokens for step in processed.micro_steps] == [20] * 6
+    assert path_targets(processed) == sorted([tuple(range(b, b + 6)) for b in (50, 60, 70)] * 2)
+
+
+def test_what_does_not_fit_together_gets_its_own_micro_step() -> None:
+    prompt = np.arange(50, dtype=np.int32)
+    calls = [call_record(0, prompt, np.arange(10, dtype=np.int32))]
+    group = [Attempt(ExecutionId(e), float(e), "", tree_of(calls)) for e in range(3)]
+    processed = process_group(GROUP, group, with_packing(ROOMY, 100, 1))
+    assert [step.tokens for step in processed.micro_steps] == [60, 60, 60]
+
+
 def test_an_answer_longer_than_a_micro_step_is_refused_with_the_key() -> None:
     with pytest.raises(ConfigError, match="tokens_per_micro_step=6"):
         cut_group(6)

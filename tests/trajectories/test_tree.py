@@ -242,6 +242,18 @@ def test_a_retry_with_the_same_text_carries_the_continuation() -> None:
     assert tree.call[tree.path(int(tree.tip[2]))].tolist() == [-1, 1, -1, 2]
 
 
+def test_a_retry_is_still_found_after_a_longer_branch_has_split_its_prompt() -> None:
+    tree = tree_of(
+        [
+            record(0, [0, 1, 1], [2, 3]),
+            record(1, [0, 1, 1], [2, 4]),
+            record(2, [0, 5, 5, 5, 5, 5, 5], [6]),
+            record(3, [0, 1, 1, 2, 3, 9], [7]),
+        ]
+    )
+    assert [call for _, call, _ in described(tree, int(tree.tip[3]))] == [-1, -1, -1, 0, 0, -1, 3]
+
+
 def test_identical_prompts_with_equal_outputs_are_two_samplings() -> None:
     tree = tree_of([record(0, [1, 2], [3, 4]), record(1, [1, 2], [3, 4])])
     assert sampled(tree) == {0: [3, 4], 1: [3, 4]}
