@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """Content of `frozen.json`. `commit` is "" outside a git checkout; `dirty` lists changed files."""
+    """Content of `frozen.json`. `commit` is "" where the package is not in a git checkout; `dirty` lists changed files."""
 
     version: str
     python: str
@@ -33,14 +33,20 @@ def _git(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def _tracked() -> bool:
+    """Whether git knows the package: an environment inside some other checkout must not pass for its code."""
+    return bool(_git("ls-files", "--", "__init__.py"))
+
+
 def freeze_code(run: Path) -> None:
     """Write `frozen.json` and `package/` (sources only) into the run folder."""
+    tracked = _tracked()
     names = ("torch", "megatron-core", "renderers", "numpy", "msgspec", "h5py")
     frozen = Frozen(
         version=importlib.metadata.version("gyre_hpc"),
         python=sys.version.split()[0],
-        commit=_git("rev-parse", "HEAD").strip(),
-        dirty=tuple(line[3:] for line in _git("status", "--porcelain").splitlines()),
+        commit=_git("rev-parse", "HEAD").strip() if tracked else "",
+        dirty=tuple(line[3:] for line in _git("status", "--porcelain").splitlines()) if tracked else (),
         packages={name: importlib.metadata.version(name) for name in names},
     )
     (run / "frozen.json").write_bytes(msgspec.json.format(msgspec.json.encode(frozen)))

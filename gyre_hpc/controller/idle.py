@@ -1,8 +1,8 @@
 """Device time by role and cause, sampled by the controller.
 
 A rollout cell is busy while calls run on it; a training cell while it holds a claim or commits a batch. Everything
-else is idle, with a cause: `switching`, `tools` (executions run, none of them waits for this cell), `no_work` (nothing
-to launch), `no_micro_steps`, `down`.
+else is idle, with a cause: `tools` (executions run, none of them waits for this cell), `no_work` (nothing to launch),
+`no_micro_steps`, `switching` (roles), `loading` (weights: start, publication), `starting`, `down`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ from dataclasses import dataclass, field
 from gyre_hpc.controller.cell_table import Phase
 from gyre_hpc.records import CellId
 
-SWITCHING = frozenset({Phase.LEAVING, Phase.JOINING, Phase.RETURNING, Phase.RELOADING, Phase.LOADING})
-GONE = frozenset({Phase.STARTING, Phase.IDLE, Phase.LOST, Phase.DOWN})
+NEVER_BUSY = {
+    Phase.LEAVING: ("switching", "switching"),
+    Phase.JOINING: ("switching", "switching"),
+    Phase.RETURNING: ("switching", "switching"),
+    Phase.RELOADING: ("switching", "loading"),
+    Phase.LOADING: ("switching", "loading"),
+    Phase.STARTING: ("down", "starting"),
+    Phase.IDLE: ("down", "starting"),
+    Phase.LOST: ("down", "down"),
+    Phase.DOWN: ("down", "down"),
+}
+"""(role, cause) of the phases in which a cell can do nothing."""
 
 
 def role_and_cause(phase: Phase, *, running: int, executing: int, training_busy: bool) -> tuple[str, str]:
     """(role, cause of idleness or "" when busy) of a cell in `phase` with `running` calls on it."""
-    if phase in SWITCHING:
-        return "switching", "switching"
-    if phase in GONE:
-        return "down", "down"
+    if phase in NEVER_BUSY:
+        return NEVER_BUSY[phase]
     if phase is Phase.TRAINING:
         return "training", "" if training_busy else "no_micro_steps"
     if running:

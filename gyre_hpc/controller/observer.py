@@ -22,13 +22,24 @@ BUSY_LINE_S = 2.0
 
 
 class Observer:
-    """Writes `metrics.jsonl` and drives the progress display. `now` is seconds since the run's first start."""
+    """Writes `metrics.jsonl` and drives the progress display.
 
-    def __init__(self, writer: m.MetricsWriter, progress: Progress, now: Callable[[], float]) -> None:
-        self.writer, self.progress, self.now = writer, progress, now
+    `now` is seconds since the run's first start; `clock` only measures intervals.
+    """
+
+    def __init__(
+        self,
+        writer: m.MetricsWriter,
+        progress: Progress,
+        now: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.writer, self.progress, self.now, self.clock = writer, progress, now, clock
         self._idle = IdleMeter()
-        self._sampled_at = self._busy_line_at = self._step_started = time.monotonic()
+        self._sampled_at = self._busy_line_at = self._step_started = clock()
         self._water: tuple[int, ...] = ()
+        self._switching: dict[CellId, tuple[float, dict[str, float]]] = {}
+        self.writer.write(m.Opened(now()))
 
     def water(self, state: State) -> None:
         """One line per change of the ledger."""
@@ -39,7 +50,7 @@ class Observer:
             self.writer.write(m.Water(self.now(), *line))
 
     def batch_opened(self) -> None:
-        self._step_started = time.monotonic()
+        self._step_started = self.clock()
 
     def step(
         self,
@@ -62,7 +73,7 @@ class Observer:
             tokens_trained=sum(group.trained_tokens for group in groups),
             staleness=staleness,
             metrics=metrics,
-            seconds=time.monotonic() - self._step_started,
+            seconds=self.clock() - self._step_started,
         )
         self.writer.write(line)
         self.progress.step(line)
@@ -103,13 +114,27 @@ class Observer:
         self.writer.write(m.Join(self.now(), cell, batch, mid_batch))
 
     def switched(self, cell: Cell, message: CellSwitched) -> None:
-        self.writer.write(
-            m.Switch(self.now(), cell.id, message.role, self.now() - cell.since, message.phases)
-        )
+        """The cell says how long the parts of its switch took; `moved` writes the line when the switch is over."""
+        if cell.id in self._switching:
+            _, parts = self._switching[cell.id]
+            for part, seconds in message.phases.items():
+                parts[part] = parts.get(part, 0.0) + seconds
 
     def moved(self, cell: Cell, previous: Phase) -> None:
+        """A cell changed its phase. A switch lasts from LEAVING to TRAINING, or from RETURNING to ROLLOUT."""
         log.info("cell-%d: %s -> %s", cell.id, previous, cell.phase)
-        self.writer.write(m.RoleChange(self.now(), cell.id, cell.phase))
+        now = self.now()
+        self.writer.write(m.RoleChange(now, cell.id, cell.phase))
+        if cell.phase in (Phase.LEAVING, Phase.RETURNING):
+            self._switching[cell.id] = (now, {})
+        elif cell.phase is Phase.JOINING and cell.id in self._switching:
+            began, parts = self._switching[cell.id]
+            parts["drain"] = now - began
+        elif cell.phase in (Phase.TRAINING, Phase.ROLLOUT) and cell.id in self._switching:
+            began, parts = self._switching.pop(cell.id)
+            self.writer.write(m.Switch(now, cell.id, cell.phase, now - began, parts))
+        elif cell.phase in (Phase.DOWN, Phase.LOST):
+            self._switching.pop(cell.id, None)
 
     def fault(self, who: str, what: str) -> None:
         log.warning("%s: %s", who, what)
@@ -125,7 +150,7 @@ class Observer:
         publishing: bool,
     ) -> None:
         """Attribute the time since the last sample to each cell's role and cause."""
-        now = time.monotonic()
+        now = self.clock()
         seconds, self._sampled_at = now - self._sampled_at, now
         executing = state.launched - state.terminated + state.evaluating
         for cell in cells:

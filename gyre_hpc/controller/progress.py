@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from gyre_hpc.schedule.state import State
 STATUS_S = 10.0
 
 
-def clock(seconds: float) -> str:
+def _time(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -24,18 +25,25 @@ def clock(seconds: float) -> str:
 class Progress:
     """Prints; knows only what it is told."""
 
-    def __init__(self, steps: int, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        steps: int,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+        self._clock = clock
         self._steps = steps
         self._score: float | None = None
         self._first_step_at: float | None = None
         self._steps_seen = 0
-        self._status_at = time.monotonic()
-        self._started = time.monotonic()
+        self._status_at = self._clock()
+        self._started = self._clock()
 
     def step(self, line: m.Step) -> None:
-        now = time.monotonic()
-        self._first_step_at = self._first_step_at or now - line.seconds
+        now = self._clock()
+        if self._first_step_at is None:
+            self._first_step_at = now - line.seconds
         self._steps_seen += 1
         self._score = line.score
         score = "-" if line.score is None else f"{line.score:.3f}"
@@ -55,14 +63,14 @@ class Progress:
         )
 
     def fault(self, who: str, what: str) -> None:
-        self.console.print(f"[yellow]{who}: {what}[/yellow]")
+        self.console.print(f"{who}: {what}", style="yellow", markup=False)
 
     def note(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(text, markup=False)
 
     def tick(self, state: State, cells: list[Cell]) -> None:
         """Every few seconds: step, score, waterlevel, cells by role, time left."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._status_at < STATUS_S:
             return
         self._status_at = now
@@ -70,13 +78,14 @@ class Progress:
         by_role = " ".join(f"{role}:{count}" for role, count in sorted(roles.items()))
         score = "-" if self._score is None else f"{self._score:.3f}"
         self.console.print(
-            f"[dim]{clock(now - self._started)}  step {state.steps_done}/{self._steps}  score {score}"
+            f"{_time(now - self._started)}  step {state.steps_done}/{self._steps}  score {score}"
             f"  waterlevel {state.waterlevel}  evaluating {state.evaluating}  cells {by_role}"
-            f"  left {self._left(state, now)}[/dim]"
+            f"  left {self._left(state, now)}",
+            style="dim",
         )
 
     def _left(self, state: State, now: float) -> str:
         if self._first_step_at is None or not self._steps_seen:
             return "?"
         per_step = (now - self._first_step_at) / self._steps_seen
-        return "~" + clock(per_step * max(0, self._steps - state.steps_done))
+        return "~" + _time(per_step * max(0, self._steps - state.steps_done))

@@ -68,6 +68,7 @@ def steps(lines: Sequence[m.AnyMetric]) -> str:
             f"{line.tokens_trained:,}",
             number(sum(line.staleness) / len(line.staleness) if line.staleness else None, 2),
             number(line.metrics.get("grad_norm")),
+            number(line.metrics.get("mismatch"), 4),
             f"{line.seconds:.1f}",
         )
         for line in lines
@@ -81,6 +82,7 @@ def steps(lines: Sequence[m.AnyMetric]) -> str:
         "tokens trained",
         "staleness",
         "gradient norm",
+        "mismatch",
         "s",
     )
     return (
