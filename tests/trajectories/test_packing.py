@@ -213,7 +213,7 @@ def test_a_cut_never_falls_inside_an_answer() -> None:
         call_record(2, long, np.arange(70, 76, dtype=np.int32)),
     ]
     group = [Attempt(ExecutionId(e), float(e), "", tree_of(calls)) for e in range(2)]
-    processed = process_group(GROUP, group, with_packing(ROOMY, 17, 1))
+    processed = process_group(GROUP, group, with_packing(ROOMY, 13, 1))
     assert path_targets(processed) == sorted([tuple(range(50, 60)), tuple(range(70, 76))] * 2)
 
 
