@@ -20,7 +20,7 @@ from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Account, Call, CallLost, Execution
 from gyre_hpc.gateway.canonical import Request, call_id, digest
 from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
-from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind
+from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind, invalid
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.frames import (
     AttemptOpened,
@@ -123,7 +123,10 @@ class GatewayApp:
 
     def call(self, execution: Execution, request: Request, role: LeafRole) -> Call:
         """The call that answers this request: an earlier one to attach to, or one that begins. Raises Refusal."""
-        prompt = execution.lineage.prompt(request)
+        try:
+            prompt = execution.lineage.prompt(request)
+        except ValueError as error:
+            raise invalid(f"the model's renderer refuses this conversation: {error}") from error
         self._accept(execution, request, prompt)
         key = digest([prompt.digest, request.max_tokens, request.stop])
         earlier = execution.by_request.get(key)

@@ -57,7 +57,7 @@ def call_log_path(layout: RunLayout, launch: int) -> Path:
 
 def call_logs(layout: RunLayout) -> list[Path]:
     """All logs of a run, oldest process first."""
-    return sorted(layout.calls.glob("gateway-*.log"))
+    return sorted(layout.calls.glob("gateway-*.log"), key=lambda path: (len(path.name), path.name))
 
 
 class CallLog:

@@ -154,6 +154,10 @@ async def test_a_killed_worker_comes_back_on_the_same_port_with_its_calls(
         assert answer["choices"][0]["message"]["content"] == "an answer in pieces"
         assert engine.prompts[1] == engine.prompts[0] + engine.tokens[:3]
 
+        await second.close()
+        third = await server.accept()
+        assert third.incarnation > second.incarnation and third.hello.pid == second.hello.pid
+        second = third
         second.send(Unroute(CellId(0), 0.0, "test"))
         assert await message(second, Unrouted) == Unrouted(CellId(0), 0)
         second.send(CloseExecution(ExecutionId(3), 1))
