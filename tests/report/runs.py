@@ -146,3 +146,68 @@ def elastic(steps: int, seed: int = 0) -> list[m.AnyMetric]:
         run.back()
     run.evaluate(0.64, 40)
     return run.lines
+
+
+def _cell(t: float, cell: int, *phases: str) -> list[m.AnyMetric]:
+    """The cell runs through these phases, one second each."""
+    return [m.RoleChange(t + number, cell, phase) for number, phase in enumerate(phases)]
+
+
+TO_TRAINING = ("leaving", "joining", "training")
+TO_ROLLOUT = ("returning", "rollout")
+
+
+def _counted_step(k: int) -> list[m.AnyMetric]:
+    """Step k+1 in seconds 20(k+1) to 20(k+1)+20: cells 0, 1 and (even k) 2 train; cell 1 dies in step 4."""
+    t = 20.0 * (k + 1)
+    lines: list[m.AnyMetric] = [m.Water(t, 8, 8, 33, 0, k)]
+    lines += [*_cell(t + 5, 0, *TO_TRAINING), m.Join(t + 7, 0, k, False)]
+    lines += [m.Switch(t + 7, 0, "training", 2.0, {"drain": 1.0, "release": 0.5})]
+    lines += [*_cell(t + 8, 1, *TO_TRAINING), m.Join(t + 10, 1, k, True)]
+    if k % 2 == 0:
+        lines += [*_cell(t + 9, 2, *TO_TRAINING), m.Join(t + 11, 2, k, True)]
+    lines += [m.Water(t + 12, 0, 0, 11, 0, k)]
+    score = None if k == 2 else 0.2 * k
+    lines += [step(t + 14, k + 1, score, (0, k % 2), 1000 + k), m.Burst(t + 14, k, k + 1)]
+    if k == 3:
+        lines += [m.Fault(t + 14, "cell-1", "exited with -9"), m.RoleChange(t + 14, 1, "lost")]
+        lines += _cell(t + 15, 1, "starting", "idle", "loading", "rollout")
+        lines += _cell(t + 15, 0, *TO_ROLLOUT)
+    elif k < 4:
+        lines += [line for cell in (0, 1) for line in _cell(t + 15, cell, *TO_ROLLOUT)]
+        lines += _cell(t + 15, 2, *TO_ROLLOUT) if k % 2 == 0 else []
+        lines += [m.Switch(t + 16, 0, "rollout", 1.0 + k, {"load": 1.0})]
+    return lines
+
+
+def _busy(t: float) -> list[m.AnyMetric]:
+    """100 s of rollout (40 idle), 50 s of training (10 idle), 25 s switching, 25 s down."""
+    return [
+        m.Busy(t, 0, "rollout", 60.0, 60.0, ""),
+        m.Busy(t, 0, "rollout", 30.0, 0.0, "tools"),
+        m.Busy(t, 1, "rollout", 10.0, 0.0, "no_work"),
+        m.Busy(t, 0, "training", 40.0, 40.0, ""),
+        m.Busy(t, 1, "training", 10.0, 0.0, "no_micro_steps"),
+        m.Busy(t, 1, "switching", 20.0, 0.0, "switching"),
+        m.Busy(t, 2, "switching", 5.0, 0.0, "loading"),
+        m.Busy(t, 2, "down", 25.0, 0.0, "starting"),
+    ]
+
+
+def counted() -> list[m.AnyMetric]:
+    """Five steps on three cells with evaluations, a void burst, a dead cell and every closing reason's account."""
+    lines: list[m.AnyMetric] = [m.Opened(0.0)]
+    for cell in range(CELLS):
+        lines += _cell(1.0, cell, "idle", "loading", "rollout")
+    lines += [m.Evaluated(10.0, 0, 0.3, 0.05, 10, 1), m.Burst(11.0, 0, None)]
+    for k in range(5):
+        lines += _counted_step(k)
+    lines += [
+        ended(119.0, 1, 0, calls=5, tokens_sampled=100, tokens_recomputed=7, calls_rerouted=2),
+        ended(119.0, 2, 0, calls=6, tokens_sampled=50, tokens_recomputed=3, calls_rerouted=1),
+        ended(119.0, 3, 1, "harness_timeout", 0.0, calls=7, tokens_sampled=10),
+        ended(119.0, 4, 1, "infrastructure", None, calls=1, calls_lost=1),
+        ended(119.0, 5, None, calls=2),
+    ]
+    lines += [*_busy(120.0), m.Evaluated(121.0, 3, 0.5, 0.06, 11, 0), m.Evaluated(122.5, 5, 0.7, 0.04, 11, 0)]
+    return lines
