@@ -7,14 +7,15 @@ the easy ones when they share one mean. So each drill has a mean of its own besi
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from gyre_hpc.executions.patchkit.family import MODULE_NAMES, PHRASES, PatchkitFamily
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.training.replay import Row, rows_to_micro_step
+from gyre_hpc.trajectories.micro_steps import MicroStep
 from gyre_hpc.warmstart.demonstrator import CLEAN, CLUMSY, NOISY, Noise, Transcript, demonstrate
 
 FIRST_SEED = 10_000_000
@@ -65,21 +66,19 @@ def _only(rendering: Rendering, window: Transcript, values: bool = False) -> Tra
 
 
 class Batches:
-    """Endless random batches of rows of similar length, so that little is padding."""
+    """Endless random batches of `size` windows."""
 
-    def __init__(self, rows: Iterable[Transcript], size: int, draw: random.Random) -> None:
-        ordered = sorted(rows, key=lambda row: len(row.ids))
-        self._batches = [ordered[i : i + size] for i in range(0, max(1, len(ordered) - size + 1), size)]
+    def __init__(self, windows: Sequence[Transcript], size: int, draw: random.Random) -> None:
+        shuffled = draw.sample(windows, len(windows))
+        self._batches = [shuffled[at : at + size] for at in range(0, len(shuffled), size)]
         self._draw = draw
 
-    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask, both [B, T], right-padded with 0."""
-        rows = self._draw.choice(self._batches)
-        return _padded([row.ids for row in rows]), _padded([row.mask for row in rows])
+    def next(self) -> MicroStep:
+        """One batch as a supervised micro-step whose loss is the mean over its targets."""
+        rows = [as_row(window) for window in self._draw.choice(self._batches)]
+        return rows_to_micro_step(rows, 1.0 / sum(row.supervised for row in rows))
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    table = np.zeros((len(rows), max(map(len, rows))), np.int64)
-    for line, row in zip(table, rows, strict=True):
-        line[: len(row)] = row
-    return torch.from_numpy(table)
+def as_row(window: Transcript) -> Row:
+    """A transcript as the trainer's demonstrations hold it."""
+    return Row(np.array(window.ids, np.int32), np.array(window.mask, np.uint8))

@@ -27,6 +27,8 @@ SPECIALS = (
     "<think>",
     "</think>",
 )
+CONTEXT = 2048
+"""Longest position the policy declares."""
 ATOMS = r"\A\n\n|(?<!')\d|(?<=return x )[-+*%]|\b(?:" + "|".join(MODULE_NAMES) + r")\b"
 """The two newlines that end an empty thinking block stay apart too: the answer starts behind them."""
 _SPLIT = re.compile("|".join(re.escape(token) for token in SPECIALS))
@@ -62,7 +64,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "model_max_length": 2048,
+        "model_max_length": CONTEXT,
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
