@@ -189,7 +189,7 @@ def run() -> dict[str, Figure]:
         folder = Path(name)
         words = word_tokenizer(folder)
         rendering = Rendering(folder, "qwen3", thinking=False)
-        small, small_tokens, small_fresh = uvloop.run(_measure(rendering, words, folder, 120, 4))
+        small, small_tokens, small_fresh = uvloop.run(_measure(rendering, words, folder, 120, 2))
         large, large_tokens, large_fresh = uvloop.run(_measure(rendering, words, folder, 940, 96))
     baseline = "rendering the whole history ({} tokens) afresh for each call: {:.2f} ms for that alone"
     return {
