@@ -92,9 +92,8 @@ def _blame(turn: Turn, reason: str) -> None:
 
 def micro_steps(turn: Turn, event: MicroSteps) -> None:
     """The caller's claims ledger. Returned claims re-open the window, and the batch if it was closed."""
-    state = turn.state
-    batch = state.open_batch
-    if batch is None or state.restoring:
+    batch = turn.state.open_batch
+    if batch is None or turn.state.restoring or _overtaken(event, batch):
         return
     if min(event.unclaimed, event.open) < 0 or event.unclaimed + event.open > batch.micro_steps:
         raise IllegalTransition(
@@ -108,6 +107,11 @@ def micro_steps(turn: Turn, event: MicroSteps) -> None:
         window_open=batch.window_open or event.unclaimed > 0,
         closed=batch.closed and changed.idle,
     )
+
+
+def _overtaken(event: MicroSteps, batch: Batch) -> bool:
+    other_batch = event.batch is not None and event.batch != batch.index
+    return other_batch or (event.groups is not None and event.groups != len(batch.groups))
 
 
 def batch_done(turn: Turn, event: BatchDone) -> None:

@@ -78,12 +78,12 @@ def _set_routable(turn: Turn, id_: CellId, routable: bool) -> None:
 
 
 def cell_added(turn: Turn, event: CellAdded) -> None:
-    """A replacement starts at the end of the order; it serves once it reports ready for rollout."""
+    """A replacement serves rollout from the end of the order."""
     if turn.state.cell(event.cell) is not None:
         raise IllegalTransition(
             f"cell {event.cell}: live -> added", fix="report CellLost before a cell with the same id is added"
         )
-    turn.update(cells=(*turn.state.cells, Cell(event.cell, event.capacity)))
+    turn.update(cells=(*turn.state.cells, Cell(event.cell, event.capacity, CellRole.ROLLOUT)))
 
 
 def cell_lost(turn: Turn, event: CellLost) -> None:
@@ -99,6 +99,12 @@ def cell_lost(turn: Turn, event: CellLost) -> None:
     if event.cell == state.core:
         void_batch(turn)
         turn.update(core=None, restoring=True)
+
+
+def all_cells_lost(turn: Turn) -> None:
+    """Nobody is left to give way or to become the core."""
+    void_batch(turn)
+    turn.update(cells=(), core=None, restoring=True, reserved=(), short=False)
 
 
 def restore_core(turn: Turn) -> None:

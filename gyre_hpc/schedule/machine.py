@@ -14,6 +14,7 @@ from gyre_hpc.records import CellId
 from gyre_hpc.schedule import batches, burst, cells, ledger
 from gyre_hpc.schedule.policies import POLICIES
 from gyre_hpc.schedule.protocol import (
+    AllCellsLost,
     AnyDecision,
     AnyEvent,
     BatchDone,
@@ -82,6 +83,8 @@ def _absorb(turn: Turn, event: AnyEvent) -> None:
             batches.batch_done(turn, event)
         case Published():
             burst.published(turn, event)
+        case AllCellsLost():
+            cells.all_cells_lost(turn)
         case Tick():
             pass
         case _:

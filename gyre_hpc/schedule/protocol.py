@@ -63,10 +63,16 @@ class GroupDead(Event, tag="group_dead", frozen=True):
 
 
 class MicroSteps(Event, tag="micro_steps", frozen=True):
-    """Claims ledger of the open batch: `unclaimed` may be claimed, `open` are claimed and not yet done."""
+    """Claims ledger of the open batch: `unclaimed` may be claimed, `open` are claimed and not yet done.
+
+    `batch` and `groups` (how many groups the counts cover) let the schedule drop a report that was overtaken: by a
+    growing batch, or by a new one. Without them the caller vouches that the counts cover every group of the open batch.
+    """
 
     unclaimed: int
     open: int
+    batch: int | None = None
+    groups: int | None = None
 
 
 class BatchDone(Event, tag="batch_done", frozen=True):
@@ -107,8 +113,12 @@ class CellLost(Event, tag="cell_lost", frozen=True):
     cell: CellId
 
 
+class AllCellsLost(Event, tag="all_cells_lost", frozen=True):
+    """Every cell is gone at once (the controller resumes after their end); each that comes back is added."""
+
+
 class CellAdded(Event, tag="cell_added", frozen=True):
-    """A cell joined (replacement or growth); it appears at the end of the order, in rollout."""
+    """A cell joined (replacement or growth) and serves rollout; it appears at the end of the order."""
 
     cell: CellId
     capacity: int
@@ -235,6 +245,7 @@ AnyEvent = (
     | CellUnroutable
     | CellRoutable
     | CellLost
+    | AllCellsLost
     | CellAdded
     | CoreRestored
     | EvaluationDue

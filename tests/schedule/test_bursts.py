@@ -100,6 +100,17 @@ def test_returned_claims_reopen_the_window_and_even_a_closed_batch() -> None:
     assert run.step() == [Publish(Version(1))]
 
 
+def test_a_report_overtaken_by_a_growing_batch_is_dropped() -> None:
+    run = Script(batch_groups=2)
+    run.start()
+    run.end_group(0)
+    run.end_group(1)
+    run.trains(0, 1, 2)
+    assert run.tell(MicroSteps(0, 0, batch=0, groups=1)) == [], "group 1 is not covered"
+    assert run.tell(MicroSteps(0, 0, batch=7, groups=2)) == [], "another batch"
+    assert run.tell(MicroSteps(0, 0, batch=0, groups=2)) == [CloseJoinWindow(), CloseBatch()]
+
+
 def test_a_burst_ends_with_its_publication_then_dispatch_then_the_return_of_its_cells() -> None:
     run = Script()
     run.first_step()

@@ -7,6 +7,7 @@ import pytest
 from gyre_hpc.errors import ConfigError, IllegalTransition
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.protocol import (
+    AllCellsLost,
     AnyEvent,
     BatchDone,
     CellAdded,
@@ -155,16 +156,28 @@ def test_when_every_cell_is_lost_the_first_replacement_becomes_the_core() -> Non
         ToRollout(CellId(0))
     ]
     assert run.state.core is None
-    assert run.tell(CellAdded(CellId(0), 11), CellAdded(CellId(1), 11)) == []
-    assert run.tell(CellReady(CellId(1), Role.ROLLOUT)) == [RestoreCore(CellId(1))]
-    assert [cell.id for cell in run.state.cells] == [1, 0], "the core leads the order"
+    assert run.tell(CellAdded(CellId(1), 11), CellAdded(CellId(0), 11)) == [RestoreCore(CellId(1))]
+    assert run.state.rollout_capacity == 22
+
+
+def test_when_all_cells_end_at_once_none_is_asked_to_return() -> None:
+    run = one_trains()
+    assert run.tell(AllCellsLost()) == [] and run.state.cells == () and run.state.core is None
+    assert run.tell(CellAdded(CellId(2), 11)) == [RestoreCore(CellId(2))]
+    assert run.state.waterlevel == 16, "executions outlive the cells"
+
+
+def test_the_first_cell_that_is_ready_replaces_a_core_that_never_started() -> None:
+    run = Script()
+    assert run.tell(CellLost(CellId(0))) == []
+    assert run.tell(CellReady(CellId(2), Role.ROLLOUT)) == [RestoreCore(CellId(2))]
+    assert [cell.id for cell in run.state.cells] == [2, 1], "the core leads the order"
 
 
 def test_a_replacement_serves_at_the_end_of_the_order() -> None:
     run = one_trains()
     run.tell(CellLost(CellId(1)), CellAdded(CellId(1), 6))
     assert [cell.id for cell in run.state.cells] == [0, 2, 1]
-    run.tell(CellReady(CellId(1), Role.ROLLOUT))
     assert run.state.rollout_capacity == 17
 
 

@@ -10,9 +10,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from gyre_hpc.records import CellId, ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.machine import decide, initial_state
 from gyre_hpc.schedule.protocol import (
+    AllCellsLost,
     AnyDecision,
     AnyEvent,
     BatchDone,
@@ -123,7 +126,7 @@ class World:
         self.members: dict[GroupId, set[ExecutionId]] = {}
         self.sizes: dict[GroupId, int] = {}
         self.claims: Claims | None = None
-        self.closing = False
+        self.closing = self.recount = False
         self.checkpoint = Version(0)
         self.publications = 0
         self.losses, self.flickers, self.growth = nature.losses, nature.flickers, nature.growth
@@ -152,7 +155,7 @@ class World:
         self.state, decisions = decide(before, event)
         self.journal.append(event)
         self.decided.append(decisions)
-        if isinstance(event, CellLost | CellUnroutable):
+        if isinstance(event, CellLost | AllCellsLost | CellUnroutable):
             self.capacity_lost = True
         grown = self._sync_claims()
         for decision in decisions:
@@ -162,7 +165,8 @@ class World:
             law(turned)
         if any(isinstance(decision, Dispatch) for decision in decisions):
             self.capacity_lost = False
-        if grown:
+        if self.claims is not None and (grown or self.recount):
+            self.recount = False
             self._report()
         self._evaluate(before)
 
@@ -302,7 +306,17 @@ class World:
 
     def _report(self) -> None:
         assert self.claims is not None
-        self.tell(MicroSteps(len(self.claims.unclaimed), len(self.claims.open)))
+        report = self._counts()
+        self.tell(report)
+        if self.rng.random() < self.nature.noise:
+            self.soon.append(
+                ("train", replace(report, unclaimed=0, open=0, groups=len(self.state.groups) + 1))
+            )
+
+    def _counts(self) -> MicroSteps:
+        assert self.claims is not None
+        claims = self.claims
+        return MicroSteps(len(claims.unclaimed), len(claims.open), claims.batch, claims.groups)
 
     def _training_actions(self) -> list[Action]:
         claims, trainers = self.claims, self.state.trainers
@@ -344,7 +358,7 @@ class World:
     def _flush(self, cell: CellId) -> None:
         """The cell leaves training: its open claims return, its done ones are in the core's gradient."""
         if self.claims is not None and self._return_claims(cell, with_done=False):
-            self.soon.append(("train", MicroSteps(len(self.claims.unclaimed), len(self.claims.open))))
+            self.recount = True
         if self.claims is not None and self.state.core is not None:
             mine = [step for step, owner in self.claims.done.items() if owner == cell]
             self.claims.done |= dict.fromkeys(mine, self.state.core)
@@ -372,6 +386,7 @@ class World:
             actions.append((0.02, self._grow))
         if self.losses and cells:
             actions.append((0.05, lambda: self._lose(self.rng.choice(cells).id)))
+            actions.append((0.005, self._lose_all))
         if self.flickers and cells:
             actions.append((0.05, lambda: self._flicker(self.rng.choice(cells).id)))
         if self.nature.noise and self.rng.random() < self.nature.noise and actions_exist(self):
@@ -386,18 +401,29 @@ class World:
         self.closing = self.closing and not returned
         if was_core:
             self.claims, self.closing = None, False
-            self.soon = [item for item in self.soon if not isinstance(item[1], MicroSteps | CoreRestored)]
+            self.soon = [item for item in self.soon if not isinstance(item[1], CoreRestored)]
         self.tell(CellLost(cell))
         if returned and self.claims is not None:
             self._report()
         if self.rng.random() < 0.6:
             self.growth += 1
 
+    def _lose_all(self) -> None:
+        """The controller ended and resumes; the cells ended with it."""
+        self.losses -= 1
+        self.soon = [
+            item for item in self.soon if not isinstance(item[1], CellReady | CoreRestored | Published)
+        ]
+        self.claims, self.closing = None, False
+        self.growth += len(self.state.cells)
+        self.tell(AllCellsLost())
+
     def _add(self) -> None:
         live = {cell.id for cell in self.state.cells}
         cell = CellId(next(index for index in range(1000) if index not in live))
         self.tell(CellAdded(cell, self.rng.randint(1, 8)))
-        self.soon.append(("switch", CellReady(cell, Role.ROLLOUT)))
+        if self.rng.random() < 0.5:
+            self.tell(CellReady(cell, Role.ROLLOUT))
 
     def _grow(self) -> None:
         self.growth -= 1
