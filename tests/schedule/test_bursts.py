@@ -162,6 +162,30 @@ def test_a_burst_of_two_steps_publishes_once() -> None:
     assert run.step() == [Publish(Version(2))]
 
 
+def test_ready_groups_of_the_next_batch_are_work_for_a_further_cell() -> None:
+    run = Script(batch_groups=2, steps_per_burst=2, steps=4)
+    run.start()
+    run.end_group(0)
+    run.end_group(1)
+    run.trains(0)
+    run.tell(MicroSteps(0, 8))
+    run.end(*range(16, 29))
+    assert run.roles()[1] is CellRole.ROLLOUT, "w = 3, but every micro-step is claimed"
+    run.end(29, 30, 31)
+    assert run.tell(GroupReady(GroupId(2), 1)) == [ToTraining(CellId(1))]
+
+
+def test_after_a_void_burst_every_training_cell_returns() -> None:
+    run = Script(batch_groups=1, groups_ahead=1, executions_per_group=2)
+    run.start()
+    run.end_group(0)
+    run.end_group(1)
+    run.trains(0, 1, 2)
+    run.work_off()
+    kinds = [type(decision) for decision in run.tell(BatchDone(stepped=False))]
+    assert kinds[:5] == [EndBurst, Dispatch, ToRollout, ToRollout, ToRollout]
+
+
 def test_equal_rewards_use_a_slot_without_a_step_and_a_burst_of_them_is_void() -> None:
     run = Script()
     run.start()

@@ -20,6 +20,7 @@ from gyre_hpc.schedule.protocol import (
     CoreRestored,
     Dispatch,
     EndBurst,
+    EvaluationDue,
     GroupDead,
     GroupReady,
     Launch,
@@ -93,6 +94,16 @@ def test_the_core_returns_last() -> None:
     assert run.tell(CellLost(CellId(2))) == [ToRollout(CellId(1))], "w = 4 fits the satellite"
 
 
+def test_a_stepping_core_finishes_its_step_before_it_gives_way() -> None:
+    run = Script(batch_groups=1, steps_per_burst=2, executions_per_group=2, capacities=(2, 2), steps=4)
+    run.start()
+    run.end_group(0)
+    run.trains(0)
+    assert run.work_off() == [CloseJoinWindow(), CloseBatch()]
+    assert run.tell(CellLost(CellId(1))) == []
+    assert run.step() == [ToRollout(CellId(0))], "w = 2, and nothing else serves"
+
+
 def test_the_loss_of_a_training_satellite_only_renumbers_the_order() -> None:
     run = Script()
     run.start()
@@ -148,6 +159,19 @@ def test_a_core_lost_while_publishing_publishes_again_if_its_checkpoint_holds_th
     assert run.tell(CellLost(CellId(0)), Published(Version(1))) == [RestoreCore(CellId(1))]
     assert run.tell(CoreRestored(Version(1))) == [Publish(Version(1))]
     assert [type(decision) for decision in run.publish()][1] is Dispatch
+
+
+def test_a_last_step_undone_during_the_last_evaluation_is_taken_again() -> None:
+    run = Script(steps=1, evaluate_last=True)
+    run.first_step()
+    run.publish()
+    run.tell(EvaluationDue(Version(1), 1), CellReady(CellId(1), Role.ROLLOUT))
+    run.tell(CellLost(CellId(0)), CellReady(CellId(2), Role.ROLLOUT))
+    run.end(32)
+    assert run.said == (), "the end waits for the core"
+    run.tell(CoreRestored(Version(0)))
+    (dispatch,) = run.heard(Dispatch)
+    assert isinstance(dispatch, Dispatch) and dispatch.version == 1 and run.state.steps_done == 0
 
 
 def test_when_every_cell_is_lost_the_first_replacement_becomes_the_core() -> None:
@@ -206,6 +230,12 @@ def test_async_fixes_its_training_cells_before_the_first_dispatch_and_rollout_ne
     run.step()
     assert [type(decision) for decision in run.publish()] == [EndBurst, Dispatch, Launch]
     assert run.roles() == [CellRole.TRAINING, CellRole.ROLLOUT, CellRole.ROLLOUT]
+
+
+def test_async_starts_even_if_its_first_training_cell_never_does() -> None:
+    run = Script(policy="async", training_cells=2, capacities=(8, 8, 8, 8))
+    run.tell(Started(), CellReady(CellId(2), Role.ROLLOUT), CellLost(CellId(0)))
+    assert [type(decision) for decision in run.said] == [RestoreCore, Dispatch, Launch]
 
 
 def test_async_without_a_serving_cell_lets_a_training_cell_serve() -> None:
