@@ -49,7 +49,8 @@ class EngineConfig:
     start_timeout_s: float = 300.0
     """Seconds an engine may take from start to healthy."""
     tokens_per_s: float = 0.0
-    """Paced device: tokens per second the engine may emit, 0 = unpaced. Only for comparing policies on shared CPUs."""
+    """Paced device: tokens per second with all `capacity` calls running (each call gets its share, never more); 0 = unpaced.
+    Only for comparing policies on shared CPUs."""
 
 
 @dataclass
@@ -240,8 +241,6 @@ class HarnessConfig:
     """Overall limit including set-up and evaluation: beyond it the execution is excluded."""
     max_turns: int = 16
     """Turn limit handed to the reference harness's main agent."""
-    startup_grace_s: float = 60.0
-    """Seconds for the first model call."""
 
 
 @dataclass

@@ -302,3 +302,12 @@ async def test_a_paced_engine_emits_no_faster_than_its_rate(model: Path) -> None
         started = clock()
         await asyncio.gather(*(engine.generate(f"c{i}.", [3, 4, i + 5], 30) for i in range(2)))
         assert clock() - started >= 60 / 200.0 - 0.15
+
+
+async def test_a_call_alone_on_a_paced_engine_gets_only_its_share(model: Path) -> None:
+    settings = options(model, tokens_per_s=200.0)
+    async with served(settings) as engine:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        await engine.generate("alone.", [3, 4, 5], 20)
+        assert clock() - started >= 20 * settings.capacity / 200.0 - 0.15

@@ -101,7 +101,9 @@ class Service:
                 flush_at = now + FLUSH_INTERVAL_S
                 self._announce()
             if self.options.tokens_per_s and sampled:
-                allowed_at = max(allowed_at, now - PACE_BURST_S) + sampled / self.options.tokens_per_s
+                # A step of few calls takes as long as one of many, as on a device bound by memory bandwidth.
+                step_s = self.options.capacity / self.options.tokens_per_s
+                allowed_at = max(allowed_at, now - PACE_BURST_S) + step_s
             await asyncio.sleep(max(0.0, allowed_at - now))
 
     def _runnable(self) -> bool:
