@@ -14,9 +14,11 @@ def resolve(path: str) -> Path:
     """Folder of `model.path`: `package:NAME` or a path. Raises MissingInput naming what is absent."""
     folder = HERE / path.removeprefix("package:") if path.startswith("package:") else Path(path).expanduser()
     missing = [name for name in NEEDED if not (folder / name).is_file()]
-    if missing:
-        raise MissingInput(
-            f"model.path={path}: {folder} lacks {', '.join(missing)}",
-            fix="name a folder in Hugging Face layout, or make one with: gyre warmstart OUT",
-        )
-    return folder.absolute()
+    if not missing:
+        return folder.absolute()
+    wrong = f"{folder} lacks {', '.join(missing)}" if folder.is_dir() else f"{folder}: no such folder"
+    shipped = ", ".join(sorted(f"package:{item.parent.name}" for item in HERE.glob("*/config.json")))
+    raise MissingInput(
+        f"model.path={path}: {wrong}",
+        fix=f"name a folder in Hugging Face layout, or {shipped}; gyre warmstart OUT makes one",
+    )
