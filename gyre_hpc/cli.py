@@ -7,6 +7,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -134,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _verb(name: str) -> Verb:
     if name not in VERBS:
-        raise ConfigError(f"gyre {name}: no such verb", fix=f"one of: {', '.join(VERBS)}")
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        meant = f"did you mean gyre {near[0]}? " if near else ""
+        raise ConfigError(f"gyre {name}: no such verb", fix=f"{meant}verbs: {', '.join(VERBS)}")
     return VERBS[name]
 
 
