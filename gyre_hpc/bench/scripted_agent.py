@@ -1,0 +1,118 @@
+"""The harness of paced runs: a program that calls a model and works with tools for a drawn time. Standard library only.
+
+    python3 -I -S scripted_agent.py --base-url URL --workspace DIR --instruction "Task 17" --seed 4
+        --mean S --task-sigma X --execution-sigma Y --answer-tokens N --tokens-per-s R --turn-s S
+
+Everything is drawn from (task, seed), nothing from what the model says: length log-normal with a share common to the
+task and one of its own, split into turns of one model call and one tool pause. It knows no limit: executions drawn
+beyond the harness limit end there together, as real time-outs cluster. The score is drawn too, and written first, so that an
+execution cut short is scored. Exit codes: 0 done, 3 the endpoint kept failing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SCORE_FILE = "score.json"
+SYSTEM = "Work in small steps."
+PAUSE_SIGMA = 0.8
+"""Log-normal spread of the tool pauses of one execution."""
+ATTEMPTS, BACK_OFF_S, READ_TIMEOUT_S = 6, 0.5, 120
+
+
+def draw_seconds(task: int, seed: int, mean: float, task_sigma: float, execution_sigma: float) -> float:
+    """Length of an execution on an engine at nominal speed; log-normal with this mean over tasks and executions."""
+    common = random.Random(f"task {task}").gauss(0.0, task_sigma)
+    own = random.Random(f"task {task} seed {seed}").gauss(0.0, execution_sigma)
+    return mean * math.exp(common + own - (task_sigma**2 + execution_sigma**2) / 2)
+
+
+def draw_score(task: int, seed: int) -> float:
+    """Uniform, so the members of a group differ."""
+    return round(random.Random(f"score of task {task} seed {seed}").random(), 6)
+
+
+def draw_pauses(task: int, seed: int, seconds: float, turn_s: float, call_s: float) -> list[float]:
+    """Tool pause of each turn: as many turns as fit, pauses log-normal, calls and pauses together `seconds`."""
+    turns = max(1, round(seconds / turn_s))
+    draw = random.Random(f"pauses of task {task} seed {seed}")
+    weights = [draw.lognormvariate(0.0, PAUSE_SIGMA) for _ in range(turns)]
+    left = max(0.0, seconds - turns * call_s)
+    return [left * weight / sum(weights) for weight in weights]
+
+
+class Client:
+    """OpenAI Chat Completions over one kept-alive connection."""
+
+    def __init__(self, base_url: str, answer_tokens: int) -> None:
+        address, _, prefix = base_url.rstrip("/").removeprefix("http://").partition("/")
+        self.path = (f"/{prefix}" if prefix else "") + "/v1/chat/completions"
+        self.answer_tokens = answer_tokens
+        self.connection = http.client.HTTPConnection(address, timeout=READ_TIMEOUT_S)
+
+    def answer(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """The assistant message. Raises ConnectionError when the endpoint kept failing."""
+        body = json.dumps({"model": "policy", "max_tokens": self.answer_tokens, "messages": messages})
+        cause = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                self.connection.request("POST", self.path, body, {"content-type": "application/json"})
+                response = self.connection.getresponse()
+                text = response.read().decode()
+                if response.status == 200:
+                    return dict(json.loads(text)["choices"][0]["message"])
+                cause = f"{response.status} {text[:200]}"
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.connection.close()
+                cause = str(error)
+            time.sleep(BACK_OFF_S * 2**attempt)
+        raise ConnectionError(f"{self.path}: {cause}")
+
+
+def work(options: argparse.Namespace) -> None:
+    """One execution."""
+    task = int(options.instruction.split()[-1])
+    Path(options.workspace, SCORE_FILE).write_text(
+        json.dumps({"score": draw_score(task, options.seed)}) + "\n"
+    )
+    seconds = draw_seconds(task, options.seed, options.mean, options.task_sigma, options.execution_sigma)
+    call_s = options.answer_tokens / options.tokens_per_s
+    client = Client(options.base_url, options.answer_tokens)
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": options.instruction},
+    ]
+    for turn, pause in enumerate(draw_pauses(task, options.seed, seconds, options.turn_s, call_s)):
+        messages.append(client.answer(messages))
+        time.sleep(pause)
+        messages.append({"role": "user", "content": f"Step {turn} took {pause:.2f} s."})
+
+
+def main(arguments: list[str]) -> int:
+    """Run one execution; the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--base-url", required=True)
+    parser.add_argument("--workspace", required=True)
+    parser.add_argument("--instruction", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--answer-tokens", type=int, required=True)
+    for name in ("mean", "task-sigma", "execution-sigma", "tokens-per-s", "turn-s"):
+        parser.add_argument(f"--{name}", type=float, required=True)
+    try:
+        work(parser.parse_args(arguments))
+    except ConnectionError as error:
+        sys.stderr.write(f"endpoint unavailable: {error}\n")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
