@@ -37,8 +37,7 @@ def _train(arguments: list[str]) -> None:
     from gyre_hpc.report.finish import finish
 
     def task(config: RunConfig) -> None:
-        layout = train(config)
-        finish(layout, Console(highlight=False))
+        train(config, lambda layout: finish(layout, Console(highlight=False)))
 
     hydra_app.run(arguments, task)
 

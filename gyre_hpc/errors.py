@@ -48,6 +48,14 @@ class StorageFull(GyreError):
     exit_code = 5
 
 
+class Interrupted(GyreError):
+    """A person or the site ended the run; it can be resumed. The exit code is the shell's for the signal: 128 + N."""
+
+    def __init__(self, message: str, *, fix: str, signal: int) -> None:
+        super().__init__(message, fix=fix)
+        self.exit_code = 128 + signal
+
+
 class PeerLost(GyreError):
     """A peer process stopped answering (names peer, node and time)."""
 

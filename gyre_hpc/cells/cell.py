@@ -2,8 +2,8 @@
 
 Each handler finishes before the next begins, so a claimed micro-step is always done before the flush or the role switch
 that was sent after it. A satellite's gradient leaves the trainer when it is flushed and its region stays until it is
-committed; the core's gradient stays in the trainer until the commit. What cannot be answered with SwitchFailed or
-CommitFailed is raised, and ends the process: the controller then returns the cell's claims.
+committed; the core's gradient stays in the trainer until the commit. What cannot be answered with SwitchFailed,
+CommitFailed or MicroStepUnavailable is raised, and ends the process: the controller then returns the cell's claims.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from gyre_hpc.transport.messages import (
     Message,
     MicroStepDone,
     MicroStepRef,
+    MicroStepUnavailable,
     PublishWeights,
     RegionKind,
     RestoreTrainer,
@@ -256,13 +257,19 @@ class Cell:
                 await self._take_up_work()
 
     async def _take_up_work(self) -> None:
-        """Do the claimed micro-step, if there is one, and ask for the next."""
+        """Do the claimed micro-step, if there is one and it is to be had, and ask for the next."""
         work = self._work
         if work is None:
             return
         if work.pending is not None:
             ref, work.pending = work.pending, None
-            arrays = await self._pull(ref.manifest)
+            try:
+                arrays = await self._pull(ref.manifest)
+            except PullFailed as error:
+                log.error("micro-step %s: %s", ref.id, error)
+                self._send(MicroStepUnavailable(work.batch, ref.id, str(error)))
+                self._ask()
+                return
             metrics, seconds = await self._trainer.micro_step(
                 MicroStep.from_arrays(ref.id, ref.group, arrays)
             )

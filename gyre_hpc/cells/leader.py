@@ -49,6 +49,8 @@ class Leader:
         self._engine.on_death = self._engine_died
         self._trainer = TrainerHost(config, layout)
         self._regions = RegionServer(config.cluster.host, f"cell-{cell}", run_key(secret), secret=secret)
+        self.exit_code = 0
+        """1 after an error, or the exit code of an error that a restart would only repeat."""
         self._cell = Cell(config, layout, secret, link.send, self._engine, self._trainer, self._regions)
 
     async def run(self) -> str:
@@ -73,7 +75,9 @@ class Leader:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending)
-        return "; ".join(sorted(filter(None, (task.result() for task in done))))
+        reason = "; ".join(sorted(filter(None, (task.result() for task in done))))
+        self.exit_code = self.exit_code or bool(reason)
+        return reason
 
     async def _read(self) -> str:
         """Queue what the controller sends; ends with Shutdown or the link."""
@@ -90,6 +94,10 @@ class Leader:
             message = await self._queue.get()
             try:
                 await self._cell.handle(message)
+            except GyreError as error:
+                log.error("%s in %s: %s", type(message).__name__, self._cell.role, error)
+                self.exit_code = error.exit_code
+                return str(error)
             except Exception as error:
                 log.exception("%s in %s", type(message).__name__, self._cell.role)
                 return f"{type(message).__name__}: {error}"
@@ -104,8 +112,8 @@ class Leader:
             self._queue.put_nowait(EngineDied(cause))
 
 
-async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> str:
-    """One incarnation of a cell, from connecting to goodbye; returns why it ended ("" = as told)."""
+async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> int:
+    """One incarnation of a cell, from connecting to goodbye; returns its exit code (0 = ended as told)."""
     config = load_run_config(layout.root)
     if config.cluster.cell.ranks != 1:
         raise ConfigError(
@@ -120,10 +128,13 @@ async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> str:
         heartbeat_s=config.transport.heartbeat_s,
         timeout_s=config.cluster.start_timeout_s,
     )
-    reason = await Leader(config, layout, cell, incarnation, link).run()
+    leader = Leader(config, layout, cell, incarnation, link)
+    reason = await leader.run()
+    if reason:
+        log.critical("cell %d ends: %s", cell, reason)
     link.send(Goodbye(reason))
     await link.close()
-    return reason
+    return leader.exit_code
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -138,13 +149,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     logging.getLogger("megatron").setLevel(logging.WARNING)
     try:
-        reason = asyncio.run(lead(RunLayout(args.run.absolute()), CellId(args.cell), args.incarnation))
+        return asyncio.run(lead(RunLayout(args.run.absolute()), CellId(args.cell), args.incarnation))
     except GyreError as error:
         log.critical("%s", error)
         return error.exit_code
-    if reason:
-        log.critical("cell %d ends: %s", args.cell, reason)
-    return 1 if reason else 0
 
 
 if __name__ == "__main__":

@@ -28,9 +28,6 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 Result = TypeVar("Result")
 
-CHECKPOINT_HEADER = "trainer.json"
-"""A folder without it is a starting model, not a checkpoint."""
-
 
 class TrainerHost:
     """The trainer of one cell. `version` is what its weights are: 0 is the run's starting model."""
@@ -153,7 +150,7 @@ class TrainerHost:
 
     def _restore(self, folder: Path, version: Version) -> Arrays:
         trainer = self._ready()
-        if (folder / CHECKPOINT_HEADER).is_file():
+        if folder != self._layout.model:
             trainer.load_checkpoint(folder)
         elif not self._untouched:
             self._trainer = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from gyre_hpc.controller.claims import ClaimsLedger
 from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.records import CellId, GroupId, Version
+from gyre_hpc.schedule.protocol import MicroSteps
 from gyre_hpc.transport.messages import (
     Claimed,
     CommitBatch,
@@ -35,8 +36,8 @@ class BatchHooks:
     """What the runner asks of its owner."""
 
     send: Callable[[CellId, Message], None]
-    counts: Callable[[int, int], None]
-    """MicroSteps(unclaimed, open) for the schedule."""
+    counts: Callable[[MicroSteps], None]
+    """The ledger's counts for the schedule."""
     empty: Callable[[], None]
     """The batch closed without a micro-step."""
     joined: Callable[[CellId, int, bool], None]
@@ -129,6 +130,21 @@ class BatchRunner:
         ledger.done(cell, micro_step)
         self._counts()
         return True
+
+    def unavailable(self, cell: CellId, batch: int, micro_step: str) -> MicroStepRef | None:
+        """The cell could not pull what it claimed: unclaimed until published again. None for a late message."""
+        ledger = self.ledger
+        if ledger is None or ledger.batch != batch or cell not in self.participants:
+            return None
+        ref = ledger.withhold(cell, micro_step)
+        self._counts()
+        return ref
+
+    def published_again(self, refs: tuple[MicroStepRef, ...]) -> None:
+        """Micro-steps of the open batch lie at other places."""
+        if self.ledger is not None:
+            self.ledger.replace_refs(refs)
+            self._wake()
 
     # ---- closing ------------------------------------------------------------------------------------------------
 
@@ -236,11 +252,11 @@ class BatchRunner:
 
     def _counts(self) -> None:
         ledger = self._open_ledger()
-        self.hooks.counts(ledger.unclaimed, ledger.open)
+        self.hooks.counts(MicroSteps(ledger.unclaimed, ledger.open, ledger.batch, len(ledger.groups)))
 
     def _wake(self) -> None:
         ledger = self._open_ledger()
-        if not ledger.unclaimed:
+        if not ledger.claimable:
             return
         for cell in sorted(self.waiting):
             self.hooks.send(cell, WorkReady(ledger.batch))

@@ -95,6 +95,10 @@ class Cell:
     known: bool = True
     announced: bool = False
     """Whether the schedule has been told that this incarnation exists."""
+    engine_dead: bool = False
+    """Its leader said so; true until it serves again."""
+    counted_out: bool = False
+    """Whether the schedule has been told that it is unroutable, and not yet that it serves."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class CellTable:
     cells: dict[CellId, Cell] = field(default_factory=dict)
     weights: Manifest | None = None
     publishing: Version | None = None
+    _doubted: dict[CellId, float] = field(default_factory=dict)
 
     def add(self, id: CellId, capacity: int, *, known: bool) -> Cell:
         """`known`: the schedule counts this cell since its start; else it learns of it by CellAdded."""
@@ -162,6 +167,7 @@ class CellTable:
         cell = self.cells[id]
         if cell.phase is Phase.LOST:
             return
+        self._doubted.pop(id, None)
         routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
         self.move(cell, Phase.LOST)
         if routed:
@@ -174,7 +180,8 @@ class CellTable:
         """A new incarnation of a lost cell has been launched."""
         cell = self.cells[id]
         self.move(cell, Phase.STARTING)
-        cell.version, cell.address = Version(-1), ""
+        cell.version, cell.address = NOTHING_LOADED, ""
+        cell.engine_dead = cell.counted_out = False
 
     # ---- switching ----------------------------------------------------------------------------------------------
 
@@ -212,11 +219,12 @@ class CellTable:
         if message.role is Role.TRAINING:
             if cell.phase is Phase.JOINING:
                 self.move(cell, Phase.TRAINING)
+                cell.counted_out = False
                 self.hooks.feed(CellReady(id, Role.TRAINING))
             return
         if cell.phase not in (Phase.LOADING, Phase.RETURNING, Phase.DOWN):
             return
-        cell.address, cell.version = message.address, message.version
+        cell.address, cell.version, cell.engine_dead = message.address, message.version, False
         if self.weights is not None and message.version != self.weights.version:
             self.move(cell, Phase.LOADING)
             self._load(cell)
@@ -233,33 +241,54 @@ class CellTable:
         if not cell.known:
             cell.known = cell.announced = True
             self.hooks.feed(CellAdded(cell.id, cell.capacity))
-        elif was is Phase.DOWN:
-            self.hooks.feed(CellRoutable(cell.id))
         elif was is Phase.RETURNING or not cell.announced:
             cell.announced = True
             self.hooks.feed(CellReady(cell.id, Role.ROLLOUT))
+        elif cell.counted_out:
+            self.hooks.feed(CellRoutable(cell.id))
+        cell.counted_out = False
 
     # ---- engine trouble -----------------------------------------------------------------------------------------
 
+    def engine_died(self, id: CellId, cause: str) -> None:
+        """The engine's process ended; its leader restarts it."""
+        self.cells[id].engine_dead = True
+        self.engine_down(id, cause)
+
     def engine_down(self, id: CellId, cause: str) -> None:
-        """The engine died or stopped answering; its leader restarts it. Its calls continue elsewhere."""
+        """The engine died or does not answer. Its calls continue elsewhere."""
         cell = self.cells[id]
         if cell.phase is Phase.ROLLOUT:
             self.move(cell, Phase.DOWN)
+            cell.counted_out = True
             self.hooks.gateway(Unroute(id, 0.0, cause, gone=True))
             self.hooks.feed(CellUnroutable(id, cause))
-        elif (
-            cell.phase in (Phase.LOADING, Phase.RETURNING) and cell.announced and cell.phase is Phase.LOADING
-        ):
+        elif cell.phase is Phase.LOADING and cell.announced:
             self.move(cell, Phase.DOWN)
+
+    def doubt_engine(self, id: CellId, cause: str, until: float) -> None:
+        """The gateway could not use the engine: its leader says so if it died, else it is routed again at `until`."""
+        self.engine_down(id, cause)
+        self._doubted[id] = until
+
+    def end_doubts(self, now: float) -> None:
+        """Route engines again that nobody called dead."""
+        for id in [id for id, until in self._doubted.items() if now > until]:
+            del self._doubted[id]
+            self.engine_answers(id)
 
     def engine_answers(self, id: CellId) -> None:
         """A cell held DOWN on suspicion is healthy after all."""
         cell = self.cells[id]
-        if cell.phase is Phase.DOWN and cell.address:
-            self.move(cell, Phase.ROLLOUT)
-            self._route(cell)
-            self.hooks.feed(CellRoutable(id))
+        if cell.phase is not Phase.DOWN or not cell.address or cell.engine_dead:
+            return
+        if self.weights is not None and cell.version != self.weights.version:
+            self.move(cell, Phase.LOADING)
+            self._load(cell)
+            return
+        self.move(cell, Phase.ROLLOUT)
+        self._route(cell)
+        self._announce(cell, Phase.DOWN)
 
     def gateway_returned(self) -> None:
         """A restarted gateway knows no routes."""

@@ -1,7 +1,8 @@
 """The claims ledger of the open batch: each micro-step is unclaimed, claimed by one cell, or done (provisionally).
 
 Pure. A claim lives as long as its cell: losing the cell returns all its claims, done ones included, because a gradient
-enters the sum only with the cell's one committed contribution. Oldest version first, then order of arrival.
+enters the sum only with the cell's one committed contribution. A micro-step whose region could not be pulled is unclaimed
+and withheld until it is published at another place. Oldest version first, then order of arrival.
 """
 
 from __future__ import annotations
@@ -24,12 +25,21 @@ class ClaimsLedger:
     _queue: list[tuple[int, int, str]] = field(default_factory=list)
     _claimed: dict[str, CellId] = field(default_factory=dict)
     _done: dict[CellId, list[str]] = field(default_factory=dict)
+    _withheld: set[str] = field(default_factory=set)
     _arrivals: int = 0
     first_claim_taken: bool = False
 
+    def __len__(self) -> int:
+        """Micro-steps of the batch."""
+        return len(self._refs)
+
     @property
     def unclaimed(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._withheld)
+
+    @property
+    def claimable(self) -> bool:
+        return bool(self._queue)
 
     @property
     def open(self) -> int:
@@ -45,10 +55,21 @@ class ClaimsLedger:
             self._push(ref)
 
     def replace_refs(self, refs: tuple[MicroStepRef, ...]) -> None:
-        """The processor restarted and publishes the same micro-steps at new addresses."""
+        """The processor publishes the same micro-steps again, at other places: withheld ones may be claimed."""
         for ref in refs:
             if ref.id in self._refs:
+                moved = ref.manifest != self._refs[ref.id].manifest
                 self._refs[ref.id] = ref
+                if moved and ref.id in self._withheld:
+                    self._withheld.discard(ref.id)
+                    self._push(ref)
+
+    def withhold(self, cell: CellId, name: str) -> MicroStepRef:
+        """`cell` could not pull what it claimed. Raises ProtocolViolation if it does not hold the claim."""
+        self._check_claim(cell, name)
+        del self._claimed[name]
+        self._withheld.add(name)
+        return self._refs[name]
 
     def _push(self, ref: MicroStepRef) -> None:
         self._arrivals += 1
@@ -65,12 +86,15 @@ class ClaimsLedger:
 
     def done(self, cell: CellId, name: str) -> None:
         """`cell` has accumulated the micro-step. Raises ProtocolViolation if it does not hold the claim."""
+        self._check_claim(cell, name)
+        del self._claimed[name]
+        self._done.setdefault(cell, []).append(name)
+
+    def _check_claim(self, cell: CellId, name: str) -> None:
         if self._claimed.get(name) != cell:
             raise ProtocolViolation(
                 f"cell {cell} reports micro-step {name} of batch {self.batch} without a claim"
             )
-        del self._claimed[name]
-        self._done.setdefault(cell, []).append(name)
 
     def done_by(self, cell: CellId) -> tuple[str, ...]:
         """Micro-steps in the cell's accumulator, in the order of accumulation."""

@@ -57,6 +57,10 @@ class Evaluations:
         self._of[id] = point
         return len(point.members) - 1
 
+    def position(self, id: ExecutionId) -> int:
+        """Position of a launched execution in its point."""
+        return self._of[id].members.index(id)
+
     def outcome(self, id: ExecutionId, assessment: Assessment | None) -> EvaluationPoint:
         """Record an outcome; returns the point it belongs to."""
         point = self._of[id]

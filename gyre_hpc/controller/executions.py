@@ -2,8 +2,9 @@
 
 An attempt is opened at the gateway, started by the runner, closed by the runner, sealed by the gateway and, for scored
 reasons, assessed by the runner; in that order but for the last two. The schedule hears of it exactly twice: launched,
-terminated. A repeat of any message changes nothing. An attempt cut short by the death of runner or gateway is followed
-by another attempt under the same execution id; the ledger does not move.
+terminated. A repeat of any message changes nothing. An attempt cut short by the death of runner, gateway or controller is
+followed by another attempt under the same execution id; the ledger does not move. A harness needs the gateway's address:
+while there is none, launches wait.
 
 Pure but for the `send` callables it is given; the caller journals what the callbacks report.
 """
@@ -41,6 +42,8 @@ class Execution:
     query: str
     attempt: int = 0
     launched: bool = False
+    withdrawn: bool = False
+    """Surplus: no further attempt."""
     terminated: bool = False
     closed: ExecutionClosed | None = None
     sealed: ExecutionSealed | None = None
@@ -51,10 +54,6 @@ class Execution:
     def evaluation(self) -> bool:
         return self.group is None
 
-    @property
-    def running(self) -> bool:
-        return self.outcome is None and self.closed is None
-
 
 @dataclass(frozen=True)
 class ExecutionHooks:
@@ -63,9 +62,11 @@ class ExecutionHooks:
     runner: Callable[[Message], None]
     gateway: Callable[[Message], None]
     key: Callable[[ExecutionId, int], str]
-    base_url: Callable[[str], str]
+    gateway_url: Callable[[], str]
+    """Where the gateway is reached; "" while it is not."""
     harness_seed: Callable[[ExecutionId], int]
     opened: Callable[[Execution], None]
+    closed: Callable[[ExecutionClosed], None]
     launched: Callable[[ExecutionId], None]
     terminated: Callable[[ExecutionId, ClosingReason], None]
     sealed: Callable[[ExecutionSealed], None]
@@ -78,6 +79,8 @@ class ExecutionTable:
 
     hooks: ExecutionHooks
     executions: dict[ExecutionId, Execution] = field(default_factory=dict)
+    waiting: dict[ExecutionId, None] = field(default_factory=dict)
+    """Launches that wait for a gateway, in order."""
 
     # ---- upward: decisions of the schedule --------------------------------------------------------------------
 
@@ -86,8 +89,11 @@ class ExecutionTable:
         return self.executions.setdefault(id, Execution(id, group, query))
 
     def launch(self, id: ExecutionId) -> None:
-        """Open a new attempt at gateway and runner."""
+        """Open a new attempt at gateway and runner, as soon as there is a gateway."""
         execution = self.executions[id]
+        if not self.hooks.gateway_url():
+            self.waiting[id] = None
+            return
         execution.attempt += 1
         execution.closed = execution.sealed = execution.assessment = None
         self.hooks.opened(execution)
@@ -95,12 +101,14 @@ class ExecutionTable:
         self._start_at_runner(execution)
 
     def withdraw(self, id: ExecutionId) -> None:
-        """Surplus: a queued execution never starts, a running one is cancelled. Each is terminated once."""
+        """Surplus: one that does not run never starts, a running one is cancelled. Each is terminated once."""
         execution = self.executions[id]
-        if execution.attempt == 0:
-            self._terminate(execution, ClosingReason.CANCELLED_SURPLUS)
-            self._finish(execution, ClosingReason.CANCELLED_SURPLUS, 0.0, incomplete=False)
-        elif execution.running:
+        execution.withdrawn = True
+        waits = id in self.waiting
+        self.waiting.pop(id, None)
+        if execution.attempt == 0 or waits:
+            self._end(execution, ClosingReason.CANCELLED_SURPLUS)
+        elif execution.outcome is None and execution.closed is None:
             self.hooks.runner(CancelExecution(id, execution.attempt, ClosingReason.CANCELLED_SURPLUS))
 
     # ---- downward: messages of runner and gateway --------------------------------------------------------------
@@ -116,6 +124,7 @@ class ExecutionTable:
             return
         self._mark_launched(execution)
         execution.closed = message
+        self.hooks.closed(message)
         self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
 
     def gateway_sealed(self, message: ExecutionSealed) -> None:
@@ -138,47 +147,64 @@ class ExecutionTable:
 
     def runner_lost(self) -> None:
         """Everything the runner held is gone: running attempts are repeated, unassessed ones assessed again."""
-        for execution in self.unfinished():
+        for execution in self.started_and_unfinished():
             if execution.closed is None:
-                self.repeat(execution, "the runner died")
-            elif execution.assessment is None:
+                self.repeat(execution)
+            elif execution.assessment is None and execution.closed.reason in SCORED_REASONS:
                 self.assess_again(execution)
 
     def gateway_lost(self) -> None:
-        """The gateway's address is gone: harnesses cannot reach it any more."""
-        for execution in self.unfinished():
-            if execution.closed is None:
-                self.hooks.runner(
-                    CancelExecution(execution.id, execution.attempt, ClosingReason.INFRASTRUCTURE)
-                )
-                self.repeat(execution, "the gateway died")
-            elif execution.sealed is None:
-                self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
+        """Another gateway is there: harnesses of the one before cannot reach it, records it had not sealed are cut."""
+        for execution in self.started_and_unfinished():
+            if execution.sealed is None:
+                if execution.closed is None:
+                    reason = ClosingReason.INFRASTRUCTURE
+                    self.hooks.runner(CancelExecution(execution.id, execution.attempt, reason))
+                self.repeat(execution)
 
     def gateway_returned(self) -> None:
         """A restarted gateway worker at the same address: tell it again who may call."""
-        for execution in self.unfinished():
+        for execution in self.started_and_unfinished():
             if execution.sealed is None:
                 self._open_at_gateway(execution)
             if execution.closed is not None and execution.sealed is None:
                 self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
 
-    def repeat(self, execution: Execution, why: str) -> None:
-        """Another attempt under the same id, or infrastructure when too many were cut short."""
-        if execution.attempt < MAX_ATTEMPTS:
+    def gateway_up(self) -> None:
+        """Launch what waited for a gateway."""
+        waiting, self.waiting = self.waiting, {}
+        for id in waiting:
+            self.launch(id)
+
+    def repeat(self, execution: Execution) -> None:
+        """Another attempt under the same id; none for surplus, or when too many were cut short."""
+        if execution.withdrawn:
+            self._end(execution, ClosingReason.CANCELLED_SURPLUS)
+        elif execution.attempt < MAX_ATTEMPTS:
             self.launch(execution.id)
+        else:
+            self._end(execution, ClosingReason.INFRASTRUCTURE)
+
+    def close_again(self, execution: Execution, reason: ClosingReason) -> None:
+        """An attempt that was terminated for `reason` before its outcome was recorded (resume)."""
+        if execution.closed is None or execution.sealed is None:
+            self._end(execution, reason)
             return
-        self._mark_launched(execution)
-        self._terminate(execution, ClosingReason.INFRASTRUCTURE)
-        self._finish(execution, ClosingReason.INFRASTRUCTURE, 0.0, incomplete=True)
+        self._settle(execution)
+        if execution.outcome is None:
+            self.assess_again(execution)
 
     def assess_again(self, execution: Execution) -> None:
         """The workspace is preserved: only the assessment is missing."""
         self.hooks.runner(AssessExecution(execution.id, execution.attempt, execution.query))
 
     def unfinished(self) -> Iterable[Execution]:
-        """Launched executions without an outcome, oldest first."""
+        """Executions with an attempt but without an outcome, oldest first."""
         return [item for _, item in sorted(self.executions.items()) if item.attempt and item.outcome is None]
+
+    def started_and_unfinished(self) -> Iterable[Execution]:
+        """Unfinished executions whose next attempt does not wait for a gateway."""
+        return [item for item in self.unfinished() if item.id not in self.waiting]
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
@@ -193,7 +219,7 @@ class ExecutionTable:
         self.hooks.gateway(OpenExecution(execution.id, execution.attempt, key, execution.evaluation))
 
     def _start_at_runner(self, execution: Execution) -> None:
-        url = self.hooks.base_url(self.hooks.key(execution.id, execution.attempt))
+        url = f"{self.hooks.gateway_url()}/x/{self.hooks.key(execution.id, execution.attempt)}"
         self.hooks.runner(
             StartExecution(
                 execution=execution.id,
@@ -214,6 +240,14 @@ class ExecutionTable:
         if not execution.terminated:
             execution.terminated = True
             self.hooks.terminated(execution.id, reason)
+
+    def _end(self, execution: Execution, reason: ClosingReason) -> None:
+        """Terminated without a sealed attempt: excluded."""
+        cut_short = execution.attempt > 0
+        if reason is not ClosingReason.CANCELLED_SURPLUS:
+            self._mark_launched(execution)
+        self._terminate(execution, reason)
+        self._finish(execution, reason, 0.0, incomplete=cut_short)
 
     @staticmethod
     def _reason(execution: Execution) -> ClosingReason:

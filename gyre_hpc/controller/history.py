@@ -14,6 +14,7 @@ from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.journal import (
     AttemptOpened,
     CheckpointWritten,
+    Closed,
     Happened,
     Outcome,
     Resumed,
@@ -22,12 +23,12 @@ from gyre_hpc.controller.journal import (
     read_journal,
 )
 from gyre_hpc.errors import CorruptRecord
-from gyre_hpc.records import ExecutionId, GroupId, Version
+from gyre_hpc.records import ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.machine import decide, initial_state
 from gyre_hpc.schedule.protocol import EvaluationDue, Launched, LaunchEvaluation, Publish, Terminated
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import State
-from gyre_hpc.transport.messages import ExecutionOutcome, ExecutionSealed
+from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed
 
 
 @dataclass
@@ -37,6 +38,7 @@ class History:
     state: State
     attempts: dict[ExecutionId, tuple[int, GroupId | None, str]] = field(default_factory=dict)
     outcomes: dict[ExecutionId, ExecutionOutcome] = field(default_factory=dict)
+    closed: dict[ExecutionId, ExecutionClosed] = field(default_factory=dict)
     sealed: dict[ExecutionId, ExecutionSealed] = field(default_factory=dict)
     evaluations: Evaluations = field(default_factory=Evaluations)
     steps: list[StepTaken] = field(default_factory=list)
@@ -45,7 +47,7 @@ class History:
     started_at: float | None = None
     resumes: int = 0
     launched: set[ExecutionId] = field(default_factory=set)
-    terminated: set[ExecutionId] = field(default_factory=set)
+    terminated: dict[ExecutionId, ClosingReason] = field(default_factory=dict)
 
     @property
     def fresh(self) -> bool:
@@ -63,6 +65,8 @@ def read_history(folder: Path, settings: Settings) -> History:
                 _replay(history, entry, folder)
             case AttemptOpened(execution=id, attempt=attempt, group=group, query=query):
                 history.attempts[id] = (attempt, group, query)
+            case Closed(closed=closed):
+                history.closed[closed.execution] = closed
             case Sealed(sealed=sealed):
                 history.sealed[sealed.execution] = sealed
             case Outcome(outcome=outcome):
@@ -88,7 +92,7 @@ def _replay(history: History, entry: Happened, folder: Path) -> None:
     if isinstance(entry.event, Launched):
         history.launched.update(entry.event.ids)
     if isinstance(entry.event, Terminated):
-        history.terminated.add(entry.event.id)
+        history.terminated.setdefault(entry.event.id, entry.event.reason)
     if isinstance(entry.event, EvaluationDue):
         history.evaluations.due(entry.event.version, entry.event.executions)
     for decision in decisions:

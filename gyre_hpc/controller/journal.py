@@ -1,9 +1,9 @@
 """The controller's write-ahead journal: what happened, in order, so that a later controller can go on.
 
-One file per epoch, `journal/<epoch>.journal`: frames of (length u32, crc32 u32, msgpack body). An entry is appended
-before its effects leave the process. A torn tail (the writer died inside a frame) ends the file; a bad frame before
-the tail is corruption and raises. Entries survive the death of the process at once and the death of the host after the
-next group fsync (`sync`).
+One file per epoch, `journal/<epoch>.journal`: frames of (length u32, crc32 u32, msgpack body). A frame holds entries that
+belong together: all of them count, or none. It is appended before the effects of its entries leave the process. A torn
+tail (the writer died inside a frame) ends the file; a bad frame before the tail is corruption and raises. Entries survive
+the death of the process at once and the death of the host after the next group fsync (`sync`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent
-from gyre_hpc.transport.messages import ExecutionOutcome, ExecutionSealed
+from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed
 
 HEADER = struct.Struct("<II")
 
@@ -47,6 +47,12 @@ class AttemptOpened(Entry, frozen=True):
     query: str
 
 
+class Closed(Entry, frozen=True):
+    """The harness of an attempt has ended."""
+
+    closed: ExecutionClosed
+
+
 class Sealed(Entry, frozen=True):
     """The gateway's account of a closed attempt."""
 
@@ -60,7 +66,10 @@ class Outcome(Entry, frozen=True):
 
 
 class StepTaken(Entry, frozen=True):
-    """Everything needed to replay a step: contributions in order, each with its micro-steps in order."""
+    """Everything needed to replay a step: contributions in order, each with its micro-steps in order.
+
+    In one frame with the BatchDone that it made happen: a version is taken once, with its record.
+    """
 
     batch: int
     version: Version
@@ -84,9 +93,9 @@ class Resumed(Entry, frozen=True):
     epoch: int
 
 
-AnyEntry = Happened | AttemptOpened | Sealed | Outcome | StepTaken | CheckpointWritten | Resumed
+AnyEntry = Happened | AttemptOpened | Closed | Sealed | Outcome | StepTaken | CheckpointWritten | Resumed
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
+_decoder: msgspec.msgpack.Decoder[tuple[AnyEntry, ...]] = msgspec.msgpack.Decoder(tuple[AnyEntry, ...])
 
 
 class Journal:
@@ -99,9 +108,9 @@ class Journal:
         self._end = 0
         self._dirty = False
 
-    def append(self, entry: AnyEntry) -> None:
-        """Raises StorageFull; the file then still ends at the last whole entry."""
-        body = _encoder.encode(entry)
+    def append(self, *entries: AnyEntry) -> None:
+        """Append one frame. Raises StorageFull; the file then still ends at the last whole frame."""
+        body = _encoder.encode(entries)
         frame = HEADER.pack(len(body), zlib.crc32(body)) + body
         try:
             written = os.write(self._descriptor, frame)
@@ -141,7 +150,7 @@ def read_file(path: Path) -> Iterator[AnyEntry]:
                 f"{path}: frame at byte {offset} fails its checksum",
                 fix="restore the file from a copy; entries before that byte are good",
             )
-        yield _decoder.decode(body)
+        yield from _decoder.decode(body)
         offset += HEADER.size + length
 
 

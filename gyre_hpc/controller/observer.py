@@ -11,8 +11,9 @@ from gyre_hpc.controller.cell_table import Cell, Phase
 from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
+from gyre_hpc.controller.journal import StepTaken
 from gyre_hpc.controller.progress import Progress
-from gyre_hpc.records import CellId, Version
+from gyre_hpc.records import CellId
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
 from gyre_hpc.transport.messages import CellSwitched, GroupProcessed
@@ -52,27 +53,19 @@ class Observer:
     def batch_opened(self) -> None:
         self._step_started = self.clock()
 
-    def step(
-        self,
-        version: Version,
-        metrics: dict[str, float],
-        groups: list[GroupProcessed],
-        staleness: tuple[int, ...],
-        batch: BatchRunner,
-    ) -> None:
+    def step(self, record: StepTaken, groups: list[GroupProcessed], micro_steps: int) -> None:
         """The optimizer has stepped."""
         rewards = [reward for group in groups for reward in group.rewards]
-        assert batch.ledger is not None
         line = m.Step(
             t=self.now(),
-            version=version,
+            version=record.version,
             score=sum(rewards) / len(rewards) if rewards else None,
             groups=len(groups),
-            executions=batch.executions,
-            micro_steps=sum(len(names) for _, names in batch.ledger.owners()),
-            tokens_trained=sum(group.trained_tokens for group in groups),
-            staleness=staleness,
-            metrics=metrics,
+            executions=record.executions,
+            micro_steps=micro_steps,
+            tokens_trained=record.tokens_trained,
+            staleness=record.staleness,
+            metrics=record.metrics,
             seconds=self.clock() - self._step_started,
         )
         self.writer.write(line)

@@ -1,10 +1,10 @@
 """The controller's peers as processes and links: start, watch, fence, restart.
 
-Each peer (kind, index) is one process at a time. Launch number n gives it incarnations n*1000 .. n*1000+999: a peer
-that restarts its own worker (the gateway) adds 1, a relaunch by us adds 1000, so a late message of a dead process is
-always older. A peer is SUSPECT after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at
-once when its process has exited. Everything a peer does reaches the controller as one `Inbound` on one queue, so the
-controller's core is a plain loop without locks.
+Each peer (kind, index) is one process at a time. Launch n of epoch e gives it the incarnations from (e*1000 + n)*1000 on:
+a peer that restarts its own worker (the gateway) adds to it, a relaunch by us adds 1000, a resumed run starts higher still,
+so a late message of a dead process is always older and no two processes of a run share an incarnation. A peer is SUSPECT
+after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at once when its process has exited.
+Everything a peer does reaches the controller as one `Inbound` on one queue, so its core is a plain loop without locks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gyre_hpc.transport.messages import Message, PeerKind, Shutdown
 
 log = logging.getLogger(__name__)
 INCARNATIONS_PER_LAUNCH = 1000
+LAUNCHES_PER_EPOCH = 1000
 
 MODULES = {
     PeerKind.CELL: "gyre_hpc.cells.leader",
@@ -47,6 +48,7 @@ class Peer:
     launched_at: float = 0.0
     suspect: bool = False
     dead: bool = False
+    log: Path = Path()
     outbox: list[Message] = field(default_factory=list)
 
     @property
@@ -123,11 +125,11 @@ class Peers:
         return peer
 
     def _spec(self, peer: Peer) -> ProcessSpec:
-        incarnation = peer.launches * INCARNATIONS_PER_LAUNCH
+        incarnation = self._launch_number(peer) * INCARNATIONS_PER_LAUNCH
         argv = [sys.executable, "-m", MODULES[peer.kind], "--run", str(self._layout.root)]
         argv += ["--incarnation", str(incarnation)]
         suffix = f".{peer.launches}" if peer.launches > 1 else ""
-        path = self._layout.logs(self._epoch) / f"{peer.name}{suffix}.log"
+        peer.log = path = self._layout.logs(self._epoch) / f"{peer.name}{suffix}.log"
         if peer.kind is not PeerKind.CELL:
             return ProcessSpec(name=peer.name, argv=argv, env={}, log=path)
         cell = self._cluster.cell
@@ -142,6 +144,9 @@ class Peers:
             mem=cell.mem,
             gres=cell.gres,
         )
+
+    def _launch_number(self, peer: Peer) -> int:
+        return self._epoch * LAUNCHES_PER_EPOCH + peer.launches
 
     def send(self, kind: PeerKind, index: int, message: Message) -> None:
         """Send now, or as soon as the launched peer says hello. What a dead peer missed is its owner's to repeat."""
@@ -221,7 +226,7 @@ class Peers:
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))
-        if peer is None or link.incarnation // INCARNATIONS_PER_LAUNCH != peer.launches:
+        if peer is None or link.incarnation // INCARNATIONS_PER_LAUNCH != self._launch_number(peer):
             log.warning("%s is not a peer of this controller; its link is closed", link.name)
             link.abandon()
             return

@@ -7,6 +7,7 @@ import logging
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gyre_hpc import models
@@ -18,16 +19,15 @@ from gyre_hpc.controller.journal import Journal
 from gyre_hpc.controller.owner import acquire
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.progress import Progress
-from gyre_hpc.errors import MissingInput
+from gyre_hpc.errors import Interrupted, MissingInput
 from gyre_hpc.executions import runner
+from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.plan import make_launcher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from
 from gyre_hpc.transport.links import LinkServer, write_rendezvous, write_secret
 from gyre_hpc.transport.regions import remove_leftovers, run_key
-
-log = logging.getLogger(__name__)
 
 
 def new_run(config: RunConfig) -> RunLayout:
@@ -59,8 +59,11 @@ def schedule_settings(config: RunConfig) -> Settings:
     return settings_from(config.schedule, capacities, evaluate_first=heldout, evaluate_last=heldout)
 
 
-def train(config: RunConfig) -> RunLayout:
-    """Run to the end, or until interrupted. Raises the taxonomy's errors; the run folder stays resumable."""
+def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
+    """Run to the end and `finish`. Raises the taxonomy's errors; the run folder stays resumable.
+
+    After Ctrl-C or SIGTERM the newest version is on disk and the run is finished as far as it came; then Interrupted.
+    """
     if config.resume:
         layout = RunLayout(Path(config.resume).absolute())
         if not layout.config.is_file():
@@ -74,10 +77,16 @@ def train(config: RunConfig) -> RunLayout:
     owner = acquire(layout.root, force=force)
     _log_to(layout.logs(owner.epoch))
     runner.check(config, layout)
+    for path in call_logs(layout):
+        check_call_log(path)
     interrupted = asyncio.run(_control(config, layout, owner.epoch))
+    finish(layout)
     if interrupted:
-        log.warning("interrupted (%s); go on with: gyre train resume=%s", interrupted, layout.root)
-    return layout
+        raise Interrupted(
+            f"{layout.root}: interrupted by {interrupted}; nothing finished is lost",
+            fix=f"go on with: gyre train resume={layout.root}",
+            signal=signal.Signals[interrupted],
+        )
 
 
 def _log_to(folder: Path) -> None:

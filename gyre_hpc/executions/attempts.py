@@ -34,6 +34,7 @@ from gyre_hpc.transport.messages import (
     ExecutionAssessed,
     ExecutionClosed,
     ExecutionStarted,
+    HeldBack,
     Message,
     StartExecution,
 )
@@ -95,6 +96,12 @@ class Attempts:
         attempt = self._attempts.get((order.execution, order.attempt))
         if attempt is not None and attempt.supervision is not None:
             attempt.supervision.cancel(order.reason)
+
+    def held_back(self, message: HeldBack) -> None:
+        """Our side holds calls of a running attempt: its harness clock gets as much credit."""
+        attempt = self._attempts.get((message.execution, message.attempt))
+        if attempt is not None and attempt.supervision is not None:
+            attempt.supervision.held(message.seconds)
 
     def repeat_reports(self) -> None:
         """Tell a controller that came back everything that was reported so far."""

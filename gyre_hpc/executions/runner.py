@@ -30,6 +30,7 @@ from gyre_hpc.transport.messages import (
     AssessExecution,
     CancelExecution,
     Goodbye,
+    HeldBack,
     Hello,
     Message,
     PeerKind,
@@ -119,6 +120,8 @@ def _obey(attempts: Attempts, message: Message) -> None:
             attempts.cancel(message)
         case AssessExecution():
             attempts.assess(message)
+        case HeldBack():
+            attempts.held_back(message)
         case _:
             log.warning("the runner has no use for %s", type(message).__name__)
 

@@ -1,7 +1,7 @@
 """One execution under its time limits: prepared, started, ended, and the reason why it ended.
 
 Two clocks, both monotonic. The overall clock runs from the order to start. The harness clock runs from the program's
-start and stands still while the gateway holds a call (`held_s`), up to `max_stall_credit_s`.
+start and stands still while the gateway holds a call (told by `held`), up to `max_stall_credit_s`.
 Invariant: when `run` returns or raises, no process of the execution is left.
 
     exit 0 -> completed          other exit -> failed             harness limit -> harness_timeout
@@ -46,11 +46,15 @@ class Closing:
 class Supervision:
     """Supervises one execution; made when the order arrives, which starts the overall clock."""
 
-    def __init__(self, limits: Limits, held_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held_s = held_s
+        self._held_s = 0.0
         self._ordered = time.monotonic()
         self._cancelled: asyncio.Future[ClosingReason] = asyncio.get_running_loop().create_future()
+
+    def held(self, seconds: float) -> None:
+        """The gateway has held calls of this execution for so long in all. Never shrinks."""
+        self._held_s = max(self._held_s, seconds)
 
     def cancel(self, reason: ClosingReason) -> None:
         """End the execution now. The first reason stands."""
@@ -108,12 +112,12 @@ class Supervision:
         assert limit is not None
         seconds = self._limits.harness_s if limit is ClosingReason.HARNESS_TIMEOUT else self._limits.overall_s
         return Closing(
-            limit, None, f"limit of {seconds:g} s, {self._held_s():.1f} s held by the gateway", wall_s
+            limit, None, f"limit of {seconds:g} s, {self._held_s:.1f} s held by the gateway", wall_s
         )
 
     def _next_limit(self, begun: float) -> tuple[float, ClosingReason]:
         """Seconds until the nearer limit, and which it is. What the gateway has held so far moves the harness's."""
-        credit = min(self._held_s(), self._limits.max_stall_credit_s)
+        credit = min(self._held_s, self._limits.max_stall_credit_s)
         harness_left = begun + self._limits.harness_s + credit - time.monotonic()
         overall_left = self.overall_left_s()
         if overall_left <= harness_left:

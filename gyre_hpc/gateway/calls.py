@@ -65,6 +65,12 @@ class Call:
             self.held_since = None
 
     @property
+    def held_so_far_s(self) -> float:
+        """Seconds it waited for us, a wait under way included."""
+        waiting = 0.0 if self.held_since is None else time.monotonic() - self.held_since
+        return self.held_s + waiting
+
+    @property
     def attachable(self) -> bool:
         """Undelivered, its client gone, and still to be had."""
         open_end = self.finish is None or self.answer is not None
@@ -102,3 +108,10 @@ class Execution:
     closing: bool = False
     sealed: asyncio.Event = field(default_factory=asyncio.Event)
     account: Account = field(default_factory=Account)
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which we held its calls, those under way included."""
+        return self.account.held_s + sum(
+            call.held_so_far_s for call in self.calls.values() if not call.done.is_set()
+        )

@@ -29,6 +29,7 @@ from gyre_hpc.gateway.restore import restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import web_app
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import ExecutionId
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     CloseExecution,
@@ -36,6 +37,7 @@ from gyre_hpc.transport.messages import (
     ExecutionSealed,
     GatewayStatus,
     Goodbye,
+    HeldBack,
     Hello,
     Message,
     OpenExecution,
@@ -50,6 +52,8 @@ log = logging.getLogger(__name__)
 
 STATUS_S = 1.0
 """Seconds between two GatewayStatus."""
+HELD_STEP_S = 1.0
+"""An attempt's held seconds are told when they have grown by so much."""
 SHUTDOWN_S = 1.0
 """Seconds that open connections get at the end; their calls are already over."""
 
@@ -70,6 +74,7 @@ class Worker:
         self._link: Link | None = None
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[tuple[int, int], float] = {}
 
     async def run(self) -> None:
         """Serve until Shutdown, a signal, or the orphan grace is over."""
@@ -185,6 +190,16 @@ class Worker:
             if self._link is not None:
                 router = self._app.router
                 self._link.send(GatewayStatus(router.running(), router.waiting, self._app.tokens))
+                self._report_holding(self._link)
+
+    def _report_holding(self, link: Link) -> None:
+        """Tell of every attempt whose calls we have held for a second longer than was told."""
+        told, self._held = self._held, {}
+        for key, execution in self._app.executions.items():
+            self._held[key] = told.get(key, 0.0)
+            if execution.held_s >= self._held[key] + HELD_STEP_S:
+                self._held[key] = execution.held_s
+                link.send(HeldBack(ExecutionId(execution.id), execution.attempt, execution.held_s))
 
     def _send(self, message: Message) -> None:
         """To the controller, or kept for the next one."""

@@ -172,6 +172,17 @@ class ExecutionSealed(Message, frozen=True):
     budget_exhausted: bool
 
 
+class HeldBack(Message, frozen=True):
+    """Seconds so far for which our side held calls of the attempt. The controller passes it on to the runner.
+
+    Growing; sent about once a second while it grows. The runner gives the harness clock as much credit.
+    """
+
+    execution: ExecutionId
+    attempt: int
+    seconds: float
+
+
 class GatewayStatus(Message, frozen=True):
     """Every second: calls running per cell, calls waiting for a route, tokens sampled so far."""
 
@@ -429,6 +440,14 @@ class MicroStepDone(Message, frozen=True):
     metrics: dict[str, float]
 
 
+class MicroStepUnavailable(Message, frozen=True):
+    """The claimed micro-step's region could not be pulled: the claim returns, the group is to be published again."""
+
+    batch: int
+    micro_step: str
+    reason: str
+
+
 class Contribution(Message, frozen=True):
     """The cell's one contribution to the batch; names its micro-steps. `manifest` is None when it did none."""
 
@@ -475,6 +494,7 @@ FromPeer = (
     | Unrouted
     | EngineFault
     | ExecutionSealed
+    | HeldBack
     | GatewayStatus
     | ExecutionStarted
     | ExecutionClosed
@@ -486,6 +506,7 @@ FromPeer = (
     | EngineDown
     | Claim
     | MicroStepDone
+    | MicroStepUnavailable
     | Contribution
     | BatchCommitted
     | CommitFailed
@@ -501,6 +522,7 @@ FromController = (
     | StartExecution
     | CancelExecution
     | AssessExecution
+    | HeldBack
     | ExpectGroup
     | ExecutionOutcome
     | DropGroup

@@ -24,7 +24,7 @@ class World:
         self.runner = BatchRunner(
             BatchHooks(
                 send=lambda cell, message: self.sent.append((cell, message)),
-                counts=lambda unclaimed, open: self.counts.append((unclaimed, open)),
+                counts=lambda event: self.counts.append((event.unclaimed, event.open)),
                 empty=self._empty,
                 joined=lambda cell, batch, mid: self.joins.append((cell, mid)),
             )

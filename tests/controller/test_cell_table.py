@@ -130,3 +130,37 @@ def test_an_illegal_transition_names_both_phases() -> None:
     world = World()
     with pytest.raises(IllegalTransition, match="starting -> leaving"):
         world.table.to_training(CELL)
+
+
+def test_an_engine_that_dies_around_a_publication_counts_again_once_it_serves() -> None:
+    world = World()
+    world.start()
+    world.table.engine_died(CELL, "killed")
+    world.table.publish(weights(1))
+    world.switched(p.Role.ROLLOUT, 0)
+    assert world.cell.phase is Phase.LOADING
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.events[-2:] == [p.CellUnroutable(CELL, "killed"), p.CellRoutable(CELL)]
+
+
+def test_a_doubted_engine_is_routed_again_unless_its_leader_calls_it_dead() -> None:
+    world = World()
+    world.start()
+    world.table.doubt_engine(CELL, "connection reset", until=1.0)
+    world.table.end_doubts(now=2.0)
+    assert world.cell.phase is Phase.ROLLOUT
+    world.table.doubt_engine(CELL, "connection reset", until=3.0)
+    world.table.engine_died(CELL, "killed")
+    world.table.end_doubts(now=4.0)
+    assert world.cell.phase is Phase.DOWN
+
+
+def test_a_doubted_engine_that_missed_a_publication_loads_before_it_serves() -> None:
+    world = World()
+    world.start()
+    world.table.doubt_engine(CELL, "connection reset", until=1.0)
+    world.table.publish(weights(1))
+    world.table.end_doubts(now=2.0)
+    assert world.cell.phase is Phase.LOADING
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.events[-1] == p.CellRoutable(CELL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +71,18 @@ def test_nothing_is_lost_or_doubled(steps: list[tuple[str, int]]) -> None:
     done = [name for _, names in ledger.owners() for name in names]
     assert len(done) == len(set(done))
     assert ledger.unclaimed + ledger.open + len(done) == 9
+
+
+def test_a_micro_step_that_lies_nowhere_is_withheld_until_it_is_published_again() -> None:
+    ledger = ledger_with((1, 1, 0))
+    claimed = ledger.claim(CellId(0))
+    assert claimed is not None
+    ledger.withhold(CellId(0), claimed.id)
+    assert (ledger.unclaimed, ledger.open, ledger.claim(CellId(1))) == (1, 0, None)
+    ledger.replace_refs((claimed,))
+    assert ledger.claim(CellId(1)) is None
+    moved = msgspec.structs.replace(
+        claimed, manifest=msgspec.structs.replace(claimed.manifest, address="127.0.0.1:2")
+    )
+    ledger.replace_refs((moved,))
+    assert ledger.claim(CellId(1)) == moved

@@ -18,14 +18,16 @@ class World:
         self.launched: list[int] = []
         self.terminated: list[tuple[int, ClosingReason]] = []
         self.outcomes: list[msg.ExecutionOutcome] = []
+        self.url = "http://gateway"
         self.table = ExecutionTable(
             ExecutionHooks(
                 runner=self.runner.append,
                 gateway=self.gateway.append,
                 key=lambda id, attempt: f"key-{id}-{attempt}",
-                base_url=lambda key: f"http://gateway/x/{key}",
+                gateway_url=lambda: self.url,
                 harness_seed=int,
                 opened=lambda execution: None,
+                closed=lambda closed: None,
                 launched=self.launched.append,
                 terminated=lambda id, reason: self.terminated.append((id, reason)),
                 sealed=lambda sealed: None,
@@ -161,3 +163,61 @@ def test_attempts_are_bounded() -> None:
     for _ in range(MAX_ATTEMPTS):
         world.table.runner_lost()
     assert world.outcomes[0].reason is ClosingReason.INFRASTRUCTURE
+
+
+def test_a_launch_waits_for_a_gateway() -> None:
+    world = World()
+    world.url = ""
+    world.table.launch(ID)
+    assert not world.runner and world.table.executions[ID].attempt == 0
+    world.url = "http://second"
+    world.table.gateway_up()
+    [start] = [item for item in world.runner if isinstance(item, msg.StartExecution)]
+    assert start.base_url == "http://second/x/key-5-1"
+
+
+def test_when_runner_and_gateway_die_together_an_execution_is_repeated_once() -> None:
+    world = World()
+    world.table.launch(ID)
+    world.url = ""
+    world.table.runner_lost()
+    world.url = "http://second"
+    world.table.gateway_lost()
+    world.table.gateway_up()
+    assert world.table.executions[ID].attempt == 2
+
+
+def test_an_attempt_that_the_dead_gateway_had_not_sealed_is_repeated() -> None:
+    world = World()
+    world.table.launch(ID)
+    world.run_to_close()
+    world.table.gateway_lost()
+    assert world.table.executions[ID].attempt == 2 and not world.terminated
+
+
+def test_a_withdrawn_launch_that_waits_for_a_gateway_never_starts() -> None:
+    world = World()
+    world.url = ""
+    world.table.launch(ID)
+    world.table.withdraw(ID)
+    world.url = "http://second"
+    world.table.gateway_up()
+    assert not world.runner and world.terminated == [(ID, ClosingReason.CANCELLED_SURPLUS)]
+
+
+def test_a_withdrawn_execution_is_not_repeated_after_the_runners_death() -> None:
+    world = World()
+    world.table.launch(ID)
+    world.table.started(msg.ExecutionStarted(ID, 1))
+    world.table.withdraw(ID)
+    world.table.runner_lost()
+    assert world.outcomes[0].reason is ClosingReason.CANCELLED_SURPLUS
+    assert world.table.executions[ID].attempt == 1
+
+
+def test_an_execution_that_was_terminated_without_a_record_keeps_its_reason() -> None:
+    world = World()
+    execution = world.table.executions[ID]
+    execution.attempt, execution.launched, execution.terminated = 1, True, True
+    world.table.close_again(execution, ClosingReason.OVERALL_TIMEOUT)
+    assert world.outcomes[0].reason is ClosingReason.OVERALL_TIMEOUT and not world.runner

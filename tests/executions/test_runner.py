@@ -24,6 +24,7 @@ from gyre_hpc.transport.messages import (
     ExecutionClosed,
     ExecutionStarted,
     Goodbye,
+    HeldBack,
     Message,
     Shutdown,
     StartExecution,
@@ -122,6 +123,15 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 
 def held(controller: Controller, execution: int = 0) -> Path:
     return controller.layout.execution(ExecutionId(execution), 0)
+
+
+async def test_time_that_the_gateway_held_is_given_back_to_the_harness(controller: Controller) -> None:
+    controller.config.harness.timeout_s = 3.0
+    await controller.runner(f"sleep 4; {ANSWER}")
+    controller.start(0)
+    await controller.until(lambda m: isinstance(m, ExecutionStarted))
+    controller.send(HeldBack(ExecutionId(0), 0, 60.0))
+    assert (await controller.closed()).reason is ClosingReason.COMPLETED
 
 
 async def test_an_execution_is_started_closed_and_assessed_once_however_often_it_is_ordered(

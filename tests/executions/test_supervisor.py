@@ -114,13 +114,22 @@ async def test_a_workspace_that_cannot_be_made_is_infrastructure(bench: Bench) -
 
 async def test_what_the_gateway_held_is_not_the_harness_s_time(bench: Bench) -> None:
     limits = Limits(harness_s=0.2, overall_s=240, max_stall_credit_s=120)
-    held = Supervision(limits, held_s=lambda: 60.0)
+    held = Supervision(limits)
+    held.held(60.0)
     assert (await bench.run(held, "sleep 0.5")).reason is ClosingReason.COMPLETED
+
+
+async def test_credit_that_comes_while_the_program_runs_counts(bench: Bench) -> None:
+    limits = Limits(harness_s=1.0, overall_s=240, max_stall_credit_s=120)
+    held = Supervision(limits)
+    asyncio.get_running_loop().call_later(0.1, held.held, 60.0)
+    assert (await bench.run(held, "sleep 1.5")).reason is ClosingReason.COMPLETED
 
 
 async def test_the_credit_for_holding_is_bounded(bench: Bench) -> None:
     limits = Limits(harness_s=0.2, overall_s=240, max_stall_credit_s=0.2)
-    held = Supervision(limits, held_s=lambda: math.inf)
+    held = Supervision(limits)
+    held.held(math.inf)
     closing = await bench.run(held, "sleep 1000")
     assert closing.reason is ClosingReason.HARNESS_TIMEOUT
     assert closing.wall_s >= 0.4

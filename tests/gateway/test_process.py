@@ -28,6 +28,7 @@ from gyre_hpc.transport.messages import (
     ExecutionSealed,
     GatewayStatus,
     Goodbye,
+    HeldBack,
     Message,
     OpenExecution,
     Route,
@@ -174,6 +175,26 @@ async def test_a_killed_worker_comes_back_on_the_same_port_with_its_calls(
         engine.tokens
     )
     await runner.cleanup()
+
+
+async def test_seconds_for_which_a_call_is_held_are_told_as_they_grow(
+    run: tuple[RunLayout, LinkServer],
+) -> None:
+    layout, server = run
+    command = [sys.executable, "-m", "gyre_hpc.gateway.process", "--run", str(layout.root)]
+    process = await asyncio.create_subprocess_exec(*command, "--incarnation", "1000")
+    async with asyncio.timeout(2 * PATIENCE_S):
+        link = await server.accept()
+        link.send(OpenExecution(ExecutionId(3), 1, KEY, False))
+        waiting = asyncio.create_task(ask(link.hello.address))
+        first, second = await message(link, HeldBack), await message(link, HeldBack)
+        assert (first.execution, first.attempt) == (3, 1)
+        assert second.seconds >= first.seconds + 1.0 >= 2.0
+        link.send(Shutdown("test"))
+        await message(link, Goodbye)
+        assert await process.wait() == 0
+        with pytest.raises(aiohttp.ClientError):
+            await waiting
 
 
 async def test_an_incurable_fault_ends_the_gateway_with_its_exit_code(
