@@ -3,7 +3,7 @@
 A burst runs `planned` batches, fewer if groups run out. Its end, in this order: end_burst, dispatch, a fresh batch with
 the groups that are ready already, then the return of training cells (who stays depends on that batch and on w after the
 dispatch). A burst without a step is void: no publication, the same dispatch; too many in a row stop the run. After the
-last publication nothing is dispatched: what is left is withdrawn, held-out executions run alone, then the run stops.
+last publication nothing is dispatched: held-out executions run alone, then the run stops.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import Version
-from gyre_hpc.schedule.batches import LIVE, can_grow, close, fill, open_batch, supply, write_off
+from gyre_hpc.schedule.batches import LIVE, can_grow, close, fill, open_batch, supply
 from gyre_hpc.schedule.cells import recall
 from gyre_hpc.schedule.ledger import dispatch, withdraw
 from gyre_hpc.schedule.policies import Turning, policy_of
@@ -112,10 +112,8 @@ def _end_void(turn: Turn) -> None:
 
 
 def _wind_up(turn: Turn) -> None:
-    """All steps are published."""
+    """All steps are published; no group is left, because a dispatch never exceeds what the steps need."""
     turn.update(phase=Phase.ENDING)
-    for group in turn.state.with_status(*LIVE):
-        write_off(turn, group, "all steps are done")
     finish(turn)
     if not turn.state.finished:
         _return(turn, Turning.LAST)

@@ -93,6 +93,7 @@ def evaluations_run_alone_at_both_ends(turn: Turned) -> None:
         assert turn.after.evaluated_first or not settings.evaluate_first
     if turn.after.phase is Phase.ENDING:
         assert not turn.of(Dispatch, Launch)
+        assert not turn.after.groups
 
 
 def queue_is_filled_at_dispatch(turn: Turned) -> None:
@@ -146,7 +147,9 @@ def nothing_trains_without_a_core(turn: Turned) -> None:
 
 
 def void_bursts_publish_nothing(turn: Turned) -> None:
-    """A burst ends with a publication exactly when it took a step."""
+    """A burst ends with a publication exactly when it took a step, and only void bursts in a row are counted."""
+    if turn.after.published > turn.before.published:
+        assert turn.after.void_bursts == 0
     for end in turn.of(EndBurst):
         assert isinstance(end, EndBurst)
         assert (end.version is not None) == isinstance(turn.event, Published)

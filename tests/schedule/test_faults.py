@@ -104,6 +104,29 @@ def test_a_stepping_core_finishes_its_step_before_it_gives_way() -> None:
     assert run.step() == [ToRollout(CellId(0))], "w = 2, and nothing else serves"
 
 
+def test_a_returning_cell_that_failed_to_load_does_not_count_as_coming_back() -> None:
+    run = Script(batch_groups=1, groups_ahead=1)
+    run.start()
+    run.end_group(0)
+    run.trains(0)
+    run.end_group(1)
+    run.trains(1, 2)
+    run.work_off()
+    run.step()
+    run.publish()
+    assert run.roles()[:2] == [CellRole.TRAINING, CellRole.RETURNING] and run.state.waterlevel == 8
+    assert run.tell(CellUnroutable(CellId(1), "quarantined")) == []
+    assert run.tell(CellLost(CellId(2))) == [ToRollout(CellId(0))]
+
+
+def test_another_cell_takes_the_work_of_one_whose_switch_failed() -> None:
+    run = Script()
+    run.start()
+    run.end(*range(32))
+    assert run.tell(GroupReady(GroupId(3), 1)) == [ToTraining(CellId(0))]
+    assert run.tell(CellUnroutable(CellId(0), "blocked")) == [ToTraining(CellId(1))]
+
+
 def test_the_loss_of_a_training_satellite_only_renumbers_the_order() -> None:
     run = Script()
     run.start()
@@ -293,3 +316,16 @@ def test_a_launch_must_be_decided_before_it_is_reported() -> None:
 def test_a_cell_without_capacity_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.capacity"):
         Script(capacities=(11, 0))
+
+
+def test_async_evaluates_at_the_end_even_if_only_training_cells_are_left() -> None:
+    run = Script(
+        policy="async", training_cells=1, capacities=(8, 8), batch_groups=1, steps=1, evaluate_last=True
+    )
+    run.start()
+    run.trains(0)
+    run.end_group(0)
+    run.work_off()
+    run.step()
+    run.tell(CellLost(CellId(1)))
+    assert run.publish() == [EndBurst(Version(1)), ToRollout(CellId(0))]
