@@ -22,7 +22,7 @@ from gyre_hpc.controller.progress import Progress
 from gyre_hpc.errors import Interrupted, MissingInput
 from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
-from gyre_hpc.launch.plan import make_launcher
+from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from

@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from gyre_hpc.config import ClusterConfig
-from gyre_hpc.layout import RunLayout
-
 SCRUBBED: Final = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMIX_")
 """Left by an enclosing job or step; they would bind or size the new process (a known cause of 3x slower jobs)."""
 KEPT: Final = frozenset({"SLURM_CONF"})
@@ -79,14 +76,3 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(SCRUBBED)
     }
     return inherited | dict(extra)
-
-
-def make_launcher(cluster: ClusterConfig, layout: RunLayout) -> Launcher:
-    """The launcher of `cluster.kind`. Raises ConfigError for slurm outside an allocation."""
-    if cluster.kind == "slurm":
-        from gyre_hpc.launch.slurm import SlurmLauncher
-
-        return SlurmLauncher.from_environment(cluster, layout)
-    from gyre_hpc.launch.local import LocalLauncher
-
-    return LocalLauncher()

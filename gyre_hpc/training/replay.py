@@ -7,10 +7,9 @@ The warm start trains on such micro-steps; the trainer mixes a few rows into eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,6 @@ from gyre_hpc.errors import CorruptRecord, MissingInput
 from gyre_hpc.records import Int32, Int64
 from gyre_hpc.trajectories import micro_steps
 from gyre_hpc.trajectories.micro_steps import MicroStep
-
-if TYPE_CHECKING:
-    from gyre_hpc.training.trainer import Trainer
 
 FILE_NAME = "demonstrations.safetensors"
 UInt8 = npt.NDArray[np.uint8]
@@ -132,9 +128,3 @@ def supervised_micro_steps(rows: Sequence[Row], weight: float, limit: int) -> It
         part.append(row)
     if part:
         yield rows_to_micro_step(part, weight / targets)
-
-
-def supervised_step(trainer: Trainer, parts: Iterable[MicroStep]) -> dict[str, float]:
-    """One optimizer step on supervised micro-steps; returns the step's metrics and the summed loss."""
-    loss = sum(trainer.accumulate(part)["loss"] for part in parts)
-    return trainer.step(executions=1) | {"loss": loss}

@@ -13,8 +13,9 @@ import pytest
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.errors import MissingInput
+from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.local import LocalLauncher
-from gyre_hpc.launch.plan import ProcessSpec, child_environment, make_launcher
+from gyre_hpc.launch.plan import ProcessSpec, child_environment
 from gyre_hpc.layout import RunLayout
 
 PATIENCE_S = 60.0

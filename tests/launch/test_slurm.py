@@ -16,7 +16,8 @@ import pytest_asyncio
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.plan import ProcessSpec, make_launcher
+from gyre_hpc.launch.choice import make_launcher
+from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher, SlurmStep
 from gyre_hpc.layout import RunLayout
 

@@ -15,9 +15,9 @@ from gyre_hpc.training.replay import (
     Row,
     rows_to_micro_step,
     supervised_micro_steps,
-    supervised_step,
 )
 from gyre_hpc.training.trainer import Trainer
+from gyre_hpc.trajectories.micro_steps import MicroStep
 from tests.training.training_cases import (
     WIDE_CLIP,
     gradient_of,
@@ -92,11 +92,18 @@ def test_splitting_supervised_rows_keeps_the_mean(trainer: Trainer) -> None:
     assert loss == pytest.approx(2.0 * sums["supervised_loss"] / sums["supervised"], rel=1e-5)
 
 
+def step(trainer: Trainer, parts: list[MicroStep]) -> float:
+    """One optimizer step on these micro-steps; returns their summed loss."""
+    loss = sum(trainer.accumulate(part)["loss"] for part in parts)
+    trainer.step(executions=1)
+    return loss
+
+
 def test_supervised_steps_learn_the_demonstrations(model_dir: Path) -> None:
     trainer = make_trainer(model_dir)
     parts = list(supervised_micro_steps(rows(), 1.0, limit=32))
     trainer.set_learning_rate(0.02)
-    losses = [supervised_step(trainer, parts)["loss"] for _ in range(8)]
+    losses = [step(trainer, parts) for _ in range(8)]
     assert losses[-1] < 0.5 * losses[0]
 
 
