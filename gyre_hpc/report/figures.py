@@ -140,7 +140,7 @@ def role_timeline(lines: Sequence[m.AnyMetric]) -> go.Figure:
         row_heights=[WATER_ROWS / inner, rows / inner],
         vertical_spacing=16 / inner,
     )
-    _water(figure, [line for line in lines if isinstance(line, m.Water)], unit)
+    _water(figure, [line for line in lines if isinstance(line, m.Water)], lines[-1].t, unit)
     _roles(figure, lines, unit)
     _joins(figure, [line for line in lines if isinstance(line, m.Join) and line.mid_batch], unit)
     for line in lines:
@@ -158,8 +158,9 @@ def role_timeline(lines: Sequence[m.AnyMetric]) -> go.Figure:
     return figure
 
 
-def _water(figure: go.Figure, water: Sequence[m.Water], unit: float) -> None:
-    times = [line.t / unit for line in water]
+def _water(figure: go.Figure, changes: Sequence[m.Water], end: float, unit: float) -> None:
+    water = [*changes, *changes[-1:]]
+    times = [*(line.t / unit for line in changes), end / unit][: len(water)]
     traces: list[tuple[str, Sequence[int | None], dict[str, Any]]] = [
         (
             "waterlevel (unfinished executions)",

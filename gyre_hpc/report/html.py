@@ -68,7 +68,7 @@ def _duration(seconds: float) -> str:
 
 def _tiles(summary: Summary) -> str:
     error = "" if summary.score_se is None else f" ± {summary.score_se:.3f}"
-    idle = summary.idle_share.get("all", {}).get("total")
+    idle = [summary.idle_share.get(role, {}).get("total") for role in ("rollout", "training")]
     tiles = (
         (
             "held-out score, before → after",
@@ -78,7 +78,10 @@ def _tiles(summary: Summary) -> str:
         ("role switches", str(summary.role_switches)),
         ("joins into a batch under way", str(summary.joins_mid_batch)),
         ("wall time", _duration(summary.wall_s)),
-        ("idle share of all device time", "-" if idle is None else f"{idle:.0%}"),
+        (
+            "idle share, rollout / training",
+            " / ".join("-" if share is None else f"{share:.0%}" for share in idle),
+        ),
         ("mean staleness, optimizer steps", tables.number(summary.staleness_mean, 2)),
         (
             f"model calls; {summary.calls_rerouted} re-routed, {summary.calls_lost} lost",

@@ -15,6 +15,7 @@ from gyre_hpc.controller.cell_table import Cell, Phase
 from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
+from gyre_hpc.controller.journal import StepTaken
 from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId, Version
@@ -23,7 +24,7 @@ from gyre_hpc.schedule.machine import initial_state
 from gyre_hpc.schedule.protocol import Role
 from gyre_hpc.schedule.settings import settings_from
 from gyre_hpc.schedule.state import State
-from gyre_hpc.transport.messages import CellSwitched, ExecutionOutcome, ExecutionSealed
+from gyre_hpc.transport.messages import CellSwitched, ExecutionOutcome, ExecutionSealed, GroupProcessed
 
 
 class Clock:
@@ -139,6 +140,22 @@ def test_a_cell_that_dies_while_it_switches_has_not_switched(watch: Watch) -> No
     watch.walk(one, Phase.LEAVING, Phase.JOINING, Phase.LOST, Phase.STARTING, Phase.IDLE, Phase.LOADING)
     watch.walk(one, Phase.ROLLOUT)
     assert watch.lines(m.Switch) == []
+
+
+def test_a_step_is_scored_by_the_valid_rewards_of_its_groups(watch: Watch) -> None:
+    watch.clock.t = 10.0
+    watch.observer.batch_opened()
+    watch.clock.t = 14.0
+    owners = ((CellId(0), ("a", "b")), (CellId(1), ("c",)))
+    record = StepTaken(0.0, 3, Version(4), 5, owners, {"grad_norm": 0.5}, (0, 2), 900)
+    rewards = ((1.0, 0.0), (0.5, 0.5, 0.5))
+    groups = [
+        GroupProcessed(GroupId(i), len(each), each, (), 450, 4, 0, "") for i, each in enumerate(rewards)
+    ]
+    watch.observer.step(record, groups, 3)
+    (line,) = watch.lines(m.Step)
+    assert (line.version, line.score, line.groups, line.executions) == (4, 0.5, 2, 5)
+    assert (line.micro_steps, line.tokens_trained, line.staleness, line.seconds) == (3, 900, (0, 2), 4.0)
 
 
 def test_an_execution_without_a_record_of_calls_counts_none(watch: Watch) -> None:

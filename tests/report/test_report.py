@@ -90,6 +90,7 @@ def test_tiles_and_tables_tell_the_numbers(tmp_path: Path) -> None:
     assert "|22|role switches|" in text and "|8|joins into a batch under way|" in text
     assert "|harness timeout|1|0|" in text and "|completed|2|1|" in text
     assert "|122 seconds|wall time|" in text
+    assert "|40% / 20%|idle share, rollout / training|" in text
     assert "|to training|5|2.00|2.00|drain 1.00, release 0.50|" in text
 
 
