@@ -173,6 +173,7 @@ class Controller:
                 await self.peers.launch(PeerKind.CELL, index)
 
     def _begin(self) -> None:
+        self.observer.opened()
         if self.history.fresh:
             if self.config.tasks.heldout:
                 self.steps.evaluate(Version(0))

@@ -13,7 +13,7 @@ from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.journal import StepTaken
 from gyre_hpc.controller.progress import Progress
-from gyre_hpc.records import CellId
+from gyre_hpc.records import CellId, Version
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
 from gyre_hpc.transport.messages import CellSwitched, GroupProcessed
@@ -49,6 +49,14 @@ class Observer:
         if line != self._water:
             self._water = line
             self.writer.write(m.Water(self.now(), *line))
+
+    def opened(self) -> None:
+        """A controller has taken over the run."""
+        self.writer.write(m.Opened(self.now()))
+
+    def restored(self, version: Version) -> None:
+        """The core goes on from this version."""
+        self.writer.write(m.Restored(self.now(), version))
 
     def batch_opened(self) -> None:
         self._step_started = self.clock()

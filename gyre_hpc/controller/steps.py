@@ -161,17 +161,21 @@ class Steps:
         self.batches.release()
         restored = self.weights.restored
         if restored is not None and restored[0] == cell:
-            self.driver.feed(p.CoreRestored(restored[1].version))
+            self._core_restored(restored[1].version)
         elif self.weights.restoring != cell:
             self.weights.restore(cell)
 
     def trainer_restored(self, cell: CellId, message: msg.TrainerRestored, *, ready: bool) -> None:
         self.weights.trainer_restored(cell, message)
         if self.state.restoring and self.state.core == cell:
-            self.driver.feed(p.CoreRestored(message.version))
+            self._core_restored(message.version)
         if self.cells.weights is not None:
             self.cells.weights_available(message.weights)
         self.offer_weights(ready=ready)
+
+    def _core_restored(self, version: Version) -> None:
+        self.observer.restored(version)
+        self.driver.feed(p.CoreRestored(version))
 
     def offer_weights(self, *, ready: bool) -> None:
         """Engines load once weights exist, the services are `ready` and nothing is awaited of the processor."""

@@ -85,6 +85,12 @@ class Step(Metric, tag="step", frozen=True):
     seconds: float
 
 
+class Restored(Metric, tag="restored", frozen=True):
+    """The core holds this version again: steps above it that were taken so far are undone."""
+
+    version: int
+
+
 class Burst(Metric, tag="burst", frozen=True):
     """The end of a burst; `version` is None when it was void."""
 
@@ -126,7 +132,9 @@ class Fault(Metric, tag="fault", frozen=True):
     what: str
 
 
-AnyMetric = Opened | RoleChange | Water | Busy | Join | Switch | Step | Burst | Ended | Evaluated | Fault
+AnyMetric = (
+    Opened | RoleChange | Water | Busy | Join | Switch | Step | Restored | Burst | Ended | Evaluated | Fault
+)
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyMetric] = msgspec.json.Decoder(AnyMetric)
 

@@ -16,7 +16,7 @@ class Summary(msgspec.Struct, frozen=True):
     `joins_mid_batch`: cells that joined after the batch's first claim. `calls_lost`: no client received the complete
     answer and no continuation was accepted. `idle_share`: idle seconds over all seconds, of the roles rollout and
     training and of the whole device time (`all`, with switching, starting and lost cells), by cause (`total` = all
-    causes). `switch_seconds`: mean seconds of a switch. Absent is None, never 0.
+    causes). Steps are those that were not undone. `switch_seconds`: mean seconds of a switch. Absent is None, never 0.
     """
 
     score_before: float | None
@@ -68,7 +68,7 @@ def summarise(path: Path) -> Summary:
     """The summary of a `metrics.jsonl`."""
     lines = list(m.read_metrics(path))
     ended = [line for line in lines if isinstance(line, m.Ended)]
-    steps = [line for line in lines if isinstance(line, m.Step)]
+    steps = steps_that_count(lines)
     bursts = [line for line in lines if isinstance(line, m.Burst)]
     points = [line for line in lines if isinstance(line, m.Evaluated)]
     switches = [line for line in lines if isinstance(line, m.Switch)]
@@ -99,6 +99,17 @@ def summarise(path: Path) -> Summary:
         training_score=tuple(line.score for line in steps),
         switch_seconds=_mean_seconds(switches),
     )
+
+
+def steps_that_count(lines: list[m.AnyMetric]) -> list[m.Step]:
+    """Steps that no restored core has undone."""
+    steps: list[m.Step] = []
+    for line in lines:
+        if isinstance(line, m.Step):
+            steps.append(line)
+        elif isinstance(line, m.Restored):
+            steps = [step for step in steps if step.version <= line.version]
+    return steps
 
 
 def _role_switches(lines: list[m.AnyMetric]) -> int:

@@ -112,6 +112,16 @@ class Run:
         """Wait for a clean end."""
         assert self.wait() == 0, self.tail()
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the controller alone."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL the controller; nothing else."""
         assert self.process is not None
@@ -267,6 +277,3 @@ def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that do not end; empty when all do."""
     _, alive = psutil.wait_procs(processes, timeout=60)
     return [process for process in alive if quietly(process.status) != psutil.STATUS_ZOMBIE]
-
-
-__all__ = ["LIMIT_S", "Plan", "Run", "all_gone", "gyre", "refused", "signal"]

@@ -14,7 +14,13 @@ from tools.check_run import complaints
 
 def test_a_short_run_finishes_and_its_records_agree(start: Start, tmp_path: Path) -> None:
     plan = Plan(tmp_path / "plan")
-    run = start(*plan.overrides, "cluster.cells=3", "engine.capacity=3", "tasks.heldout=2", "tasks.evaluation_repeats=1")
+    run = start(
+        *plan.overrides,
+        "cluster.cells=3",
+        "engine.capacity=3",
+        "tasks.heldout=2",
+        "tasks.evaluation_repeats=1",
+    )
     run.until("all processes", lambda: len(run.family()) >= 7)
     family = run.family()
     run.finish()

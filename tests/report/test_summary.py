@@ -112,3 +112,16 @@ def test_no_role_is_drawn_between_two_controllers() -> None:
     lines += [m.Opened(100.0), m.RoleChange(103.0, 0, "idle")]
     expected = [(0, "starting", 0.0, 1.0), (0, "rollout", 1.0, 5.0), (0, "starting", 100.0, 103.0)]
     assert role_spans(lines, 110.0) == [*expected, (0, "idle", 103.0, 110.0)]
+
+
+def test_a_step_that_a_restored_core_undid_does_not_count(tmp_path: Path) -> None:
+    def step(version: int) -> m.Step:
+        return m.Step(float(version), version, 0.5, 1, 4, 2, 100, (0,), {}, 1.0)
+
+    lines = [m.Opened(0.0), step(1), step(2), m.Opened(5.0), m.Restored(6.0, 1), step(3)]
+    writer = m.MetricsWriter(tmp_path / "metrics.jsonl")
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    found = summarise(tmp_path / "metrics.jsonl")
+    assert (found.steps, found.tokens_trained) == (2, 200)
