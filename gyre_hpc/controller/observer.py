@@ -40,7 +40,6 @@ class Observer:
         self._sampled_at = self._busy_line_at = self._step_started = clock()
         self._water: tuple[int, ...] = ()
         self._switching: dict[CellId, tuple[float, dict[str, float]]] = {}
-        self.writer.write(m.Opened(now()))
 
     def water(self, state: State) -> None:
         """One line per change of the ledger."""

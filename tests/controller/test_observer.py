@@ -91,6 +91,7 @@ def switched(role: Role, **phases: float) -> CellSwitched:
 
 
 def test_a_controller_says_that_it_has_taken_over(watch: Watch) -> None:
+    watch.observer.opened()
     assert watch.lines() == [m.Opened(0.0)]
 
 

@@ -171,6 +171,7 @@ def _counted_step(k: int) -> list[m.AnyMetric]:
     lines += [step(t + 14, k + 1, score, (0, k % 2), 1000 + k), m.Burst(t + 14, k, k + 1)]
     if k == 3:
         lines += [m.Fault(t + 14, "cell-1", "exited with -9"), m.RoleChange(t + 14, 1, "lost")]
+        lines += [m.Restored(t + 14, k + 1)]
         lines += _cell(t + 15, 1, "starting", "idle", "loading", "rollout")
         lines += _cell(t + 15, 0, *TO_ROLLOUT)
     elif k < 4:
