@@ -13,11 +13,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def _userns() -> bool:
     command = ["unshare", "-Urmpf", "--kill-child", "true"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 def _gpu() -> bool:
-    return shutil.which("nvidia-smi") is not None and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    return (
+        shutil.which("nvidia-smi") is not None
+        and subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    )
 
 
 NEEDS = {
@@ -26,7 +31,10 @@ NEEDS = {
         "as root: bash slurm/dev_cluster.sh install",
     ),
     "browser": (lambda: shutil.which("chromium") is not None, "apt-get install chromium"),
-    "userns": (_userns, "sysctl -w kernel.unprivileged_userns_clone=1 (or run where user namespaces are allowed)"),
+    "userns": (
+        _userns,
+        "sysctl -w kernel.unprivileged_userns_clone=1 (or run where user namespaces are allowed)",
+    ),
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "gpu": (_gpu, "run on a node with a CUDA device"),
 }
@@ -44,4 +52,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not cache[mark]:
                 item.add_marker(pytest.mark.skip(reason=f"needs {mark}; enable: {enable}"))
         if item.get_closest_marker("full") is not None and not os.environ.get("GYRE_FULL"):
-            item.add_marker(pytest.mark.skip(reason="long; enable: GYRE_FULL=1 tools/test.sh (or .ci/run --full)"))
+            item.add_marker(
+                pytest.mark.skip(reason="long; enable: GYRE_FULL=1 tools/test.sh (or .ci/run --full)")
+            )

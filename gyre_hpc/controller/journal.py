@@ -115,7 +115,7 @@ class Journal:
         try:
             written = os.write(self._descriptor, frame)
             if written != len(frame):
-                raise OSError(errno.ENOSPC, "short write")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self._descriptor, self._end)
             raise StorageFull(

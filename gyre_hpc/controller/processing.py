@@ -26,6 +26,8 @@ class Processing:
     processed: dict[GroupId, GroupProcessed] = field(default_factory=dict)
     awaited: set[GroupId] = field(default_factory=set)
     """Groups a resumed run needs again before it goes on."""
+    asked_again: set[GroupId] = field(default_factory=set)
+    """Groups whose micro-steps lie nowhere at the moment."""
     unsealed: dict[ExecutionId, ExecutionOutcome] = field(default_factory=dict)
 
     def expect(self, group: GroupId, version: Version, executions: tuple[ExecutionId, ...]) -> None:
@@ -46,6 +48,7 @@ class Processing:
         """The micro-steps of a group, published."""
         self.processed[message.group] = message
         self.awaited.discard(message.group)
+        self.asked_again.discard(message.group)
 
     def forget_all_but(self, live: Mapping[GroupId, Group]) -> None:
         """Groups that left the schedule: nothing can call for them again."""
@@ -55,6 +58,9 @@ class Processing:
 
     def publish_again(self, group: Group, outcomes: Outcomes) -> None:
         """The micro-steps of a group lie nowhere: the processor makes them anew."""
+        if group.id in self.asked_again:
+            return
+        self.asked_again.add(group.id)
         self.send(DropGroup(group.id))
         self.tell_again({group.id: group}, outcomes)
 

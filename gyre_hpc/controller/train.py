@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gyre_hpc import models
@@ -19,7 +20,7 @@ from gyre_hpc.controller.journal import Journal
 from gyre_hpc.controller.owner import acquire
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.progress import Progress
-from gyre_hpc.errors import Interrupted, MissingInput
+from gyre_hpc.errors import GyreError, Interrupted, MissingInput
 from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.choice import make_launcher
@@ -64,7 +65,8 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
 
     After Ctrl-C or SIGTERM the newest version is on disk and the run is finished as far as it came; then Interrupted.
     """
-    if config.resume:
+    resumed = bool(config.resume)
+    if resumed:
         layout = RunLayout(Path(config.resume).absolute())
         if not layout.config.is_file():
             raise MissingInput(
@@ -74,12 +76,12 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
         config = load_run_config(layout.root)
     else:
         layout, force = new_run(config), False
+    _check_node(config, layout, fresh=not resumed)
     owner = acquire(layout.root, force=force)
-    _log_to(layout.logs(owner.epoch))
-    runner.check(config, layout)
-    for path in call_logs(layout):
-        check_call_log(path)
-    interrupted = asyncio.run(_control(config, layout, owner.epoch))
+    with _logged_to(layout.logs(owner.epoch)):
+        for path in call_logs(layout):
+            check_call_log(path)
+        interrupted = asyncio.run(_control(config, layout, owner.epoch))
     finish(layout)
     if interrupted:
         raise Interrupted(
@@ -89,13 +91,30 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
         )
 
 
-def _log_to(folder: Path) -> None:
+def _check_node(config: RunConfig, layout: RunLayout, *, fresh: bool) -> None:
+    """What the runner would miss is said before anything starts, and leaves no folder behind."""
+    try:
+        runner.check(config, layout)
+    except GyreError:
+        if fresh:
+            shutil.rmtree(layout.root, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _logged_to(folder: Path) -> Iterator[None]:
+    """Log into `controller.log` of this attempt; a sweep has one file per run."""
     folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder / "controller.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:

@@ -63,7 +63,7 @@ def find_harness(config: HarnessConfig) -> Harness:
     if found is None:
         raise MissingInput(
             f"harness.command: program '{config.command[0]}' is not on this node",
-            fix="install it, or name its full path; `gyre harness` lists what is known",
+            fix="install it, or name its full path in harness.command",
         )
     program = str(Path(found).absolute())
     env = {"PATH": _search_path(program), **config.env}

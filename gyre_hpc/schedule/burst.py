@@ -26,7 +26,7 @@ def begin(turn: Turn) -> None:
     """The first dispatch: once the first evaluation has run alone and cells bound for training are under way."""
     state = turn.state
     evaluated = not state.evaluations and (state.evaluated_first or not state.settings.evaluate_first)
-    if state.phase is Phase.WAITING and state.started and evaluated and not state.reserved:
+    if state.phase is Phase.WAITING and evaluated and not state.reserved:
         _next_burst(turn)
 
 

@@ -110,11 +110,12 @@ def _absorb_cell(
 
 
 def _settle(turn: Turn) -> None:
+    if not turn.state.started:
+        return
     cells.restore_core(turn)
     burst.begin(turn)
     burst.progress(turn)
     cells.give_way(turn)
     ledger.launch(turn)
-    if turn.state.started:
-        cells.join(turn)
+    cells.join(turn)
     burst.finish(turn)

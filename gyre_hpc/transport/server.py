@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import secrets
 import time
 
 import msgspec
 
-from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.errors import ConfigError, ProtocolViolation
 from gyre_hpc.transport.hosts import own_address
 from gyre_hpc.transport.messages import FromPeer, Heartbeat, Hello, Message, PeerKind
 from gyre_hpc.transport.wire import (
@@ -131,8 +132,14 @@ class LinkServer:
         self._links: dict[tuple[PeerKind, int], PeerLink] = {}
 
     async def start(self) -> tuple[str, int]:
-        """Listen on a free port; returns (host, port) for the rendezvous file."""
-        self._server = await asyncio.start_server(self._greet, self._host, 0)
+        """Listen on a free port; returns (host, port) for the rendezvous file. Raises ConfigError naming the host."""
+        try:
+            self._server = await asyncio.start_server(self._greet, self._host, 0)
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.host={self._host}: the controller cannot listen there ({os.strerror(error.errno or 0)})",
+                fix="set cluster.host to an address of this node, or to auto",
+            ) from error
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)
 
