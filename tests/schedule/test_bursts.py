@@ -34,6 +34,16 @@ from gyre_hpc.schedule.state import CellRole, Phase
 from .script import Script
 
 
+def test_nothing_is_decided_before_the_run_has_started() -> None:
+    run = Script(policy="async", training_cells=1)
+    assert run.tell(CellReady(CellId(0), Role.ROLLOUT), CellReady(CellId(1), Role.ROLLOUT)) == []
+    assert run.tell(EvaluationDue(Version(0), 1)) == []
+    assert run.tell(Started()) == [
+        LaunchEvaluation((ExecutionId(0),), Version(0)),
+        ToTraining(CellId(0)),
+    ]
+
+
 def test_the_first_dispatch_fills_the_queue_and_launches_follow_capacity() -> None:
     run = Script()
     run.tell(Started())
