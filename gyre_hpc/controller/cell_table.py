@@ -80,6 +80,8 @@ TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
 )
 
 NOTHING_LOADED = Version(-1)
+MAX_DOUBTS = 3
+"""A hung engine answers nobody and does not die: so often it is tried again before its cell is restarted."""
 
 
 @dataclass
@@ -97,6 +99,8 @@ class Cell:
     """Whether the schedule has been told that this incarnation exists."""
     engine_dead: bool = False
     """Its leader said so; true until it serves again."""
+    doubts: int = 0
+    """How often the gateway could not use its engine since it last loaded weights."""
     counted_out: bool = False
     """Whether the schedule has been told that it is unroutable, and not yet that it serves."""
 
@@ -224,7 +228,8 @@ class CellTable:
             return
         if cell.phase not in (Phase.LOADING, Phase.RETURNING, Phase.DOWN):
             return
-        cell.address, cell.version, cell.engine_dead = message.address, message.version, False
+        cell.address, cell.version = message.address, message.version
+        cell.engine_dead, cell.doubts = False, 0
         if self.weights is not None and message.version != self.weights.version:
             self.move(cell, Phase.LOADING)
             self._load(cell)
@@ -266,10 +271,15 @@ class CellTable:
         elif cell.phase is Phase.LOADING and cell.announced:
             self.move(cell, Phase.DOWN)
 
-    def doubt_engine(self, id: CellId, cause: str, until: float) -> None:
-        """The gateway could not use the engine: its leader says so if it died, else it is routed again at `until`."""
+    def doubt_engine(self, id: CellId, cause: str, until: float) -> bool:
+        """The gateway could not use the engine: its leader says so if it died, else it is routed again at `until`.
+
+        False when it has been doubted too often since it last loaded: the cell is to be restarted.
+        """
         self.engine_down(id, cause)
         self._doubted[id] = until
+        self.cells[id].doubts += 1
+        return self.cells[id].doubts < MAX_DOUBTS
 
     def end_doubts(self, now: float) -> None:
         """Route engines again that nobody called dead."""

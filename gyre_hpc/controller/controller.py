@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gyre_hpc.config import RunConfig
@@ -364,9 +365,10 @@ class Controller:
                 core = cell == state.core
                 self.cells.unrouted(cell, core, batch, self.batches.snapshot, state.version)
             case msg.EngineFault(cell=cell, cause=cause):
-                self.observer.fault(f"cell-{cell}", f"the gateway could not reach its engine: {cause}")
+                self.observer.fault(f"cell-{cell}", f"the gateway could not use its engine: {cause}")
                 until = time.monotonic() + self.config.cluster.suspect_after_s / 4
-                self.cells.doubt_engine(cell, cause, until)
+                if not self.cells.doubt_engine(cell, cause, until):
+                    self.peers.kill(PeerKind.CELL, cell)
             case msg.GatewayStatus(running=running):
                 self._running_calls = running
             case msg.GroupProcessed():
@@ -457,24 +459,24 @@ class Controller:
         return {id: item.outcome for id, item in table.items() if item.outcome is not None}
 
     async def _save_before_leaving(self) -> None:
-        """A checkpoint of the newest version, unless it exists or the core is in the middle of a step."""
-        version, core = self.driver.state.version, self.driver.state.core
-        if self.weights.checkpoint[0] == version or core is None or self.batches.committing:
-            return
-        self._send_cell(core, msg.PublishWeights(version, checkpoint=True))
+        """A checkpoint of the newest version, a step under way included, unless the core dies or takes too long."""
         try:
             async with asyncio.timeout(CHECKPOINT_GRACE_S):
-                while self.weights.checkpoint[0] != version:
-                    inbound = await self.peers.inbox.get()
-                    if isinstance(inbound, Said) and isinstance(inbound.message, msg.WeightsPublished):
-                        if inbound.message.checkpoint:
-                            self.weights.checkpointed(inbound.message.version, inbound.message.checkpoint)
-                    elif isinstance(inbound, Exited):
-                        return
+                await self._serve_while(lambda: self.batches.committing)
+                version, core = self.driver.state.version, self.driver.state.core
+                if core is not None and self.weights.checkpoint[0] != version:
+                    self._send_cell(core, msg.PublishWeights(version, checkpoint=True))
+                    await self._serve_while(
+                        lambda: self.weights.checkpoint[0] != version and self.driver.state.core == core
+                    )
         except TimeoutError:
             self.observer.fault(
-                "core", f"no checkpoint of version {version} within {CHECKPOINT_GRACE_S:.0f} s"
+                "core", f"no checkpoint of the newest version within {CHECKPOINT_GRACE_S:g} s"
             )
+
+    async def _serve_while(self, condition: Callable[[], bool]) -> None:
+        while condition():
+            self._note(await self.peers.inbox.get())
 
     # ---- small things -------------------------------------------------------------------------------------------
 

@@ -130,7 +130,9 @@ def _process_gone(owner: Owner) -> bool:
     if owner.boot_id and owner.boot_id != _boot_id():
         return True
     try:
-        return bool(abs(psutil.Process(owner.pid).create_time() - owner.process_start) > 1.0)
+        process = psutil.Process(owner.pid)
+        dead = process.status() == psutil.STATUS_ZOMBIE
+        return dead or bool(abs(process.create_time() - owner.process_start) > 1.0)
     except psutil.NoSuchProcess:
         return True
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,8 @@ from gyre_hpc.transport.messages import (
 log = logging.getLogger(__name__)
 
 Key = tuple[ExecutionId, int]
+LEAST_FREE_BYTES = 1 << 20
+"""With less free space on the run's file system an execution is not judged."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class Attempts:
         self._send(message)
 
     async def _execute(self, attempt: Attempt, order: StartExecution) -> None:
-        closing = await self._supervised(attempt, order)
+        closing = self._excused(await self._supervised(attempt, order))
         log.info("execution %d attempt %d: %s %s", *attempt.key, closing.reason, closing.detail)
         self._report(
             attempt,
@@ -154,6 +157,14 @@ class Attempts:
             log.exception("execution %d attempt %d", *attempt.key)
             detail = error.message if isinstance(error, GyreError) else f"{type(error).__name__}: {error}"
             return Closing(ClosingReason.INFRASTRUCTURE, None, detail, 0.0)
+
+    def _excused(self, closing: Closing) -> Closing:
+        """What an agent did on a full disk says nothing about the policy."""
+        disk = os.statvfs(self._services.layout.root)
+        if closing.reason in SCORED_REASONS and disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES:
+            detail = f"no space left in {self._services.layout.root}; {closing.detail}"
+            return replace(closing, reason=ClosingReason.INFRASTRUCTURE, detail=detail)
+        return closing
 
     def _prepare(self, task: Task, folder: Path, order: StartExecution) -> LaunchSpec:
         """Make the attempt's folder and the command. The folder must not exist: no workspace is ever used twice."""

@@ -40,6 +40,7 @@ from gyre_hpc.transport.messages import (
     Message,
     MicroStepDone,
     MicroStepRef,
+    MicroStepUnavailable,
     PublishWeights,
     RegionKind,
     RestoreTrainer,
@@ -358,3 +359,13 @@ async def test_a_batch_cannot_start_in_rollout(bench: Bench) -> None:
     await bench.tell(BecomeEngine(V0, bench.weights()))
     with pytest.raises(IllegalTransition, match="rollout cannot start batch 3"):
         await bench.tell(StartBatch(3, V0, None))
+
+
+async def test_a_micro_step_that_lies_nowhere_is_given_back_and_the_cell_goes_on(bench: Bench) -> None:
+    await bench.train(core=False)
+    ref = bench.micro_step(0, 10)
+    bench.regions.drop(ref.manifest)
+    unavailable, claim = await bench.tell(Claimed(0, ref))
+    assert isinstance(unavailable, MicroStepUnavailable)
+    assert (unavailable.batch, unavailable.micro_step, claim) == (0, ref.id, Claim(0))
+    assert not bench.trainer.open

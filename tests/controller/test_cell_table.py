@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gyre_hpc.controller.cell_table import CellHooks, CellTable, Phase
+from gyre_hpc.controller.cell_table import MAX_DOUBTS, CellHooks, CellTable, Phase
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p
@@ -146,7 +146,7 @@ def test_an_engine_that_dies_around_a_publication_counts_again_once_it_serves() 
 def test_a_doubted_engine_is_routed_again_unless_its_leader_calls_it_dead() -> None:
     world = World()
     world.start()
-    world.table.doubt_engine(CELL, "connection reset", until=1.0)
+    assert world.table.doubt_engine(CELL, "connection reset", until=1.0)
     world.table.end_doubts(now=2.0)
     assert world.cell.phase is Phase.ROLLOUT
     world.table.doubt_engine(CELL, "connection reset", until=3.0)
@@ -164,3 +164,13 @@ def test_a_doubted_engine_that_missed_a_publication_loads_before_it_serves() -> 
     assert world.cell.phase is Phase.LOADING
     world.switched(p.Role.ROLLOUT, 1)
     assert world.events[-1] == p.CellRoutable(CELL)
+
+
+def test_an_engine_that_hangs_again_and_again_is_given_up() -> None:
+    world = World()
+    world.start()
+    trusted = []
+    for second in range(MAX_DOUBTS):
+        trusted.append(world.table.doubt_engine(CELL, "no token", until=second))
+        world.table.end_doubts(now=second + 1)
+    assert trusted == [True] * (MAX_DOUBTS - 1) + [False]

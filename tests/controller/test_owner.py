@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from gyre_hpc.controller.owner import Owner, acquire, current_owner, owner_path, read_owner
@@ -31,6 +33,15 @@ def test_a_dead_owner_on_this_host_is_succeeded(tmp_path: Path) -> None:
     assert acquire(tmp_path).epoch == 2
     latest = read_owner(tmp_path)
     assert latest is not None and latest.epoch == 2
+
+
+def test_an_owner_that_nobody_has_reaped_is_gone(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    process = psutil.Process(child.pid)
+    own_as(tmp_path, pid=child.pid, process_start=process.create_time())
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert acquire(tmp_path).epoch == 2
+    child.wait()
 
 
 def test_a_reused_pid_is_not_the_owner(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The agent of the end-to-end tests: a stdlib program that knows a base URL and writes a score into its workspace.
 
 Called as `agent.py PLAN BASE_URL WORKSPACE SEED`. The seed of an execution is its id when the run's seed is 0, so the
-plan (a folder with `plan.json`) can name executions: which make no call, hang, leave a broken score, or wait for the
-file PLAN/release before their first call. Everything is asked again until it is answered, as real harnesses do.
+plan (a folder with `plan.json`) can name executions: which make no call, hang at the end, leave a broken score, or wait
+for the file PLAN/release before their first call. Everything is asked again until it is answered, as real harnesses do.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def main() -> int:
     for _ in range(plan["calls"]):
         text = ask(base_url, messages, plan["max_tokens"])
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
-    while seed in plan["hang"]:
-        time.sleep(PAUSE_S)
     score = "broken" if seed in plan["broken"] else str(seed % 2)
     (workspace / "score").write_text(score + "\n")
+    while seed in plan["hang"]:
+        time.sleep(PAUSE_S)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,9 @@ from gyre_hpc.controller.journal import AttemptOpened
 from gyre_hpc.gateway.call_log import CallLogReader, call_logs
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule import protocol as p
+from gyre_hpc.transport.links import read_secret
+from gyre_hpc.transport.region_files import run_folder
+from gyre_hpc.transport.regions import run_key
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import Plan, Run, all_gone
@@ -86,9 +90,11 @@ def test_the_death_of_a_training_satellite_or_core_returns_its_work(start: Start
     run.until("the core at work", lambda: phase(run, 0) == "training")
     kill(run.cell(0))
     run.until_metric(m.Restored)
+    shutil.rmtree(run_folder(run_key(read_secret(run.layout))) / "processor")
     kill(run.service("controller.processor"))
     plan.release()
     run.finish()
     check_finished(run, 16)
+    assert len(run.events(p.CellLost)) == 2, "a micro-step that lies nowhere ends no cell"
     assert join.batch == 0 and run.summary()["executions"] == {"completed": 16}
     assert {line.who for line in run.metrics(m.Fault)} >= {"cell-0", "cell-1", "processor"}
