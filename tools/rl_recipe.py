@@ -1,6 +1,8 @@
 """Try an RL recipe in one process: real bash workspaces and the project's own engine, trees, selection and trainer.
 
-    python tools/rl_recipe.py --seed 1 --steps 30 --evaluate-every 10 trainer.learning_rate=3e-4 gateway.max_calls=40
+    python tools/rl_recipe.py --seed 1 --steps 30 --evaluate-every 10 objective.kind=grpo \\
+        objective.clip_low=0.2 objective.clip_high=0.28 objective.replay_weight=0.1 objective.replay_tokens=1500 \\
+        trainer.learning_rate=5e-4 gateway.max_calls=40 gateway.max_sampled_tokens=400
 
 What is left out against a run: cells, schedule, gateway HTTP and sandbox. The harness's agent runs in threads. Prints one
 JSON line per step and evaluation. Default tasks are for tuning: held-out 700000.., training 2000000.. (by seed).
