@@ -234,23 +234,23 @@ class CellTable:
             self.move(cell, Phase.LOADING)
             self._load(cell)
             return
-        was = cell.phase
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
-        self._announce(cell, was)
+        self._announce(cell)
 
     def _route(self, cell: Cell) -> None:
         self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version))
 
-    def _announce(self, cell: Cell, was: Phase) -> None:
+    def _announce(self, cell: Cell) -> None:
+        """The cell serves. Said after every load, also one that replaced a newer version in the middle of a return."""
         if not cell.known:
             cell.known = cell.announced = True
             self.hooks.feed(CellAdded(cell.id, cell.capacity))
-        elif was is Phase.RETURNING or not cell.announced:
-            cell.announced = True
-            self.hooks.feed(CellReady(cell.id, Role.ROLLOUT))
         elif cell.counted_out:
             self.hooks.feed(CellRoutable(cell.id))
+        else:
+            cell.announced = True
+            self.hooks.feed(CellReady(cell.id, Role.ROLLOUT))
         cell.counted_out = False
 
     # ---- engine trouble -----------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class CellTable:
             return
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
-        self._announce(cell, Phase.DOWN)
+        self._announce(cell)
 
     def gateway_returned(self) -> None:
         """A restarted gateway knows no routes."""

@@ -79,6 +79,20 @@ def test_a_returning_cell_is_routed_only_with_the_published_version() -> None:
     assert world.events[-1] == p.CellReady(CELL, p.Role.ROLLOUT)
 
 
+def test_a_cell_overtaken_by_newer_weights_on_its_way_back_is_still_counted_in() -> None:
+    world = World()
+    world.start()
+    world.into_training()
+    world.table.publish(weights(1))
+    world.table.to_rollout(CELL)
+    world.table.weights = weights(2)
+    world.events.clear()
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.cell.phase is Phase.LOADING and not world.events
+    world.switched(p.Role.ROLLOUT, 2)
+    assert world.events == [p.CellReady(CELL, p.Role.ROLLOUT)]
+
+
 def test_an_engine_that_confirms_an_old_version_is_not_routed() -> None:
     world = World()
     world.table.hello(CELL)
