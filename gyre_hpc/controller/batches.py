@@ -46,12 +46,17 @@ class BatchHooks:
 
 @dataclass
 class BatchRunner:
-    """State of the open batch. `executions` is |E|: valid executions of the consumed groups."""
+    """State of the open batch. `executions` is |E|: valid executions of the consumed groups.
+
+    `version` is what all participants' weights are, `makes` the version that the commit gives; steps that were undone lie
+    between them.
+    """
 
     hooks: BatchHooks
     ledger: ClaimsLedger | None = None
     core: CellId | None = None
     version: Version = INITIAL
+    makes: Version = INITIAL
     snapshot: Manifest | None = None
     executions: int = 0
     participants: set[CellId] = field(default_factory=set)
@@ -74,10 +79,10 @@ class BatchRunner:
 
     # ---- opening ------------------------------------------------------------------------------------------------
 
-    def open(self, batch: int, core: CellId, version: Version) -> None:
-        """A new batch of weights `version`; nobody participates yet."""
+    def open(self, batch: int, core: CellId, version: Version, makes: Version) -> None:
+        """A new batch of weights `version` that steps to `makes`; nobody participates yet."""
         self.ledger = ClaimsLedger(batch)
-        self.core, self.version, self.executions = core, version, 0
+        self.core, self.version, self.makes, self.executions = core, version, makes, 0
         self.participants, self.waiting, self.flushing = set(), set(), set()
         self.contributions, self.closing, self.committing = {}, False, False
 
@@ -182,13 +187,17 @@ class BatchRunner:
         ledger = self.ledger
         if ledger is None or ledger.batch != message.batch or cell not in self.flushing:
             return False
-        if set(message.micro_steps) != set(ledger.done_by(cell)) or message.manifest is None:
+        done = set(ledger.done_by(cell))
+        if set(message.micro_steps) != done or bool(done) != (message.manifest is not None):
             raise ProtocolViolation(
                 f"cell {cell} contributes {sorted(message.micro_steps)} to batch {ledger.batch},"
-                f" the ledger has {sorted(ledger.done_by(cell))}"
+                f" the ledger has {sorted(done)}"
             )
         self.flushing.discard(cell)
-        self.contributions[cell] = message
+        if done:
+            self.contributions[cell] = message
+        else:
+            self.participants.discard(cell)
         self._commit_when_complete()
         return True
 
@@ -204,8 +213,7 @@ class BatchRunner:
             for cell, message in sorted(self.contributions.items())
             if message.manifest is not None
         )
-        version = Version(self.version + 1)
-        self.hooks.send(self.core, CommitBatch(ledger.batch, version, self.executions, manifests))
+        self.hooks.send(self.core, CommitBatch(ledger.batch, self.makes, self.executions, manifests))
 
     def commit_failed(self, cell: CellId) -> None:
         """The core could not pull this contribution: its work is unclaimed again."""

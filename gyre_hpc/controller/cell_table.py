@@ -270,6 +270,7 @@ class CellTable:
             self.hooks.feed(CellUnroutable(id, cause))
         elif cell.phase is Phase.LOADING and cell.announced:
             self.move(cell, Phase.DOWN)
+            self.hooks.feed(CellUnroutable(id, cause))
 
     def doubt_engine(self, id: CellId, cause: str, until: float) -> bool:
         """The gateway could not use the engine: its leader says so if it died, else it is routed again at `until`.

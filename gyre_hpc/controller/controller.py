@@ -29,7 +29,7 @@ from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
-from gyre_hpc.controller.weights import WeightKeeper
+from gyre_hpc.controller.weights import WeightKeeper, unsaved
 from gyre_hpc.errors import ProtocolViolation, ScheduleStuck
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
@@ -363,7 +363,7 @@ class Controller:
                 state = self.driver.state
                 batch = state.open_batch.index if state.open_batch is not None else 0
                 core = cell == state.core
-                self.cells.unrouted(cell, core, batch, self.batches.snapshot, state.version)
+                self.cells.unrouted(cell, core, batch, self.batches.snapshot, state.core_version)
             case msg.EngineFault(cell=cell, cause=cause):
                 self.observer.fault(f"cell-{cell}", f"the gateway could not use its engine: {cause}")
                 until = time.monotonic() + self.config.cluster.suspect_after_s / 4
@@ -463,8 +463,8 @@ class Controller:
         try:
             async with asyncio.timeout(CHECKPOINT_GRACE_S):
                 await self._serve_while(lambda: self.batches.committing)
-                version, core = self.driver.state.version, self.driver.state.core
-                if core is not None and self.weights.checkpoint[0] != version:
+                version, core = unsaved(self.driver.state, self.weights.checkpoint[0]), self.driver.state.core
+                if version is not None and core is not None:
                     self._send_cell(core, msg.PublishWeights(version, checkpoint=True))
                     await self._serve_while(
                         lambda: self.weights.checkpoint[0] != version and self.driver.state.core == core

@@ -58,7 +58,8 @@ class Steps:
         if batch is None or core is None or self.batches.finished(batch.index):
             return
         if self.batches.ledger is None or self.batches.ledger.batch != batch.index:
-            self.batches.open(batch.index, core, self.state.version)
+            makes = Version(self.state.version + 1)
+            self.batches.open(batch.index, core, self.state.core_version, makes)
             self.observer.batch_opened()
         for group in batch.groups:
             processed = self.processing.processed.get(group)
@@ -143,10 +144,12 @@ class Steps:
         self.weights.publish(self.state.core, version, last=self._all_taken)
 
     def version_served(self, version: Version) -> None:
-        """Every live engine serves `version`."""
+        """Every live engine serves `version`. A publication whose core is lost does not count; it is made again."""
         tasks, done = self.config.tasks, self._all_taken
         every = tasks.evaluate_every
         self.driver.feed(p.Published(version))
+        if self.state.published != version:
+            return
         if tasks.heldout and (done or (every and self.weights.publications % every == 0)):
             self.evaluate(version)
 

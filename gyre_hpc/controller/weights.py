@@ -18,6 +18,7 @@ from gyre_hpc.controller.cell_table import CellTable
 from gyre_hpc.controller.journal import CheckpointWritten, Journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
+from gyre_hpc.schedule.state import State
 from gyre_hpc.transport.messages import (
     Manifest,
     Message,
@@ -26,6 +27,13 @@ from gyre_hpc.transport.messages import (
     TrainerRestored,
     WeightsPublished,
 )
+
+
+def unsaved(state: State, checkpoint: Version) -> Version | None:
+    """The version that the core holds and `checkpoint`, the newest on disk, does not; None when there is no such."""
+    if state.core is None or state.restoring or state.core_version == checkpoint:
+        return None
+    return state.core_version
 
 
 @dataclass

@@ -30,7 +30,7 @@ class World:
             )
         )
         self.runner.snapshot_ready(manifest("weights", 3))
-        self.runner.open(0, CORE, Version(3))
+        self.runner.open(0, CORE, Version(3), Version(4))
 
     def _empty(self) -> None:
         self.empty += 1
@@ -65,10 +65,39 @@ def test_a_satellite_pulls_the_snapshot_before_it_claims() -> None:
 def test_without_a_snapshot_of_this_version_a_satellite_waits() -> None:
     world = World()
     world.runner.release()
-    world.runner.open(1, CORE, Version(4))
+    world.runner.open(1, CORE, Version(4), Version(5))
     assert not world.runner.enrol(SAT)
     world.runner.snapshot_ready(manifest("weights", 4))
     assert world.runner.enrol(SAT)
+
+
+def test_after_an_undone_step_satellites_load_what_the_core_restored() -> None:
+    world = World()
+    world.runner.enrol(SAT)
+    world.runner.trainer_version[SAT] = Version(4)
+    world.runner.release()
+    world.runner.open(1, CORE, Version(3), Version(5))
+    assert world.runner.enrol(SAT)
+    start = world.of(msg.StartBatch)[-1][1]
+    assert start.weights.version == 3  # type: ignore[attr-defined]
+    world.runner.add_group(*group(1, 1))
+    world.runner.enrol(CORE)
+    world.runner.claim(CORE, 1)
+    world.runner.done(CORE, 1, "1.0")
+    world.runner.close()
+    [(_, commit)] = world.of(msg.CommitBatch)
+    assert commit.version == 5  # type: ignore[attr-defined]
+
+
+def test_a_leaver_that_could_not_pull_its_only_micro_step_contributes_nothing() -> None:
+    world = World()
+    world.runner.add_group(*group(1, 1))
+    world.runner.enrol(SAT)
+    world.runner.claim(SAT, 0)
+    assert world.runner.flush_leaver(SAT)
+    world.runner.unavailable(SAT, 0, "1.0")
+    assert world.runner.contribution(SAT, msg.Contribution(0, (), None))
+    assert SAT not in world.runner.contributions and SAT not in world.runner.participants
 
 
 def test_a_join_after_the_first_claim_is_mid_batch() -> None:

@@ -157,6 +157,20 @@ def test_an_engine_that_dies_around_a_publication_counts_again_once_it_serves() 
     assert world.events[-2:] == [p.CellUnroutable(CELL, "killed"), p.CellRoutable(CELL)]
 
 
+def test_an_engine_that_dies_while_it_loads_new_weights_is_not_counted_until_it_serves_them() -> None:
+    world = World()
+    world.start()
+    world.table.publish(weights(1))
+    world.table.unrouted(CELL, False, 0, None, Version(1))
+    world.table.engine_died(CELL, "killed")
+    assert world.table.publication_complete()
+    assert world.events[-1] == p.CellUnroutable(CELL, "killed")
+    world.switched(p.Role.ROLLOUT, 0)
+    assert world.cell.phase is Phase.LOADING and world.events[-1] == p.CellUnroutable(CELL, "killed")
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.events[-1] == p.CellReady(CELL, p.Role.ROLLOUT)
+
+
 def test_a_doubted_engine_is_routed_again_unless_its_leader_calls_it_dead() -> None:
     world = World()
     world.start()

@@ -10,6 +10,14 @@ import pytest
 from tests.end_to_end.runs import Run
 
 Start = Callable[..., Run]
+TIMEOUT_S = 1200
+"""Of one test: a machine shared with others may be many times slower than one of its own."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""Weights on disk and in service: what must be saved before a run ends, and when a publication counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from gyre_hpc.config import ModelConfig, RunConfig
+from gyre_hpc.controller.driver import Driver
+from gyre_hpc.controller.evaluations import Evaluations
+from gyre_hpc.controller.journal import Journal
+from gyre_hpc.controller.steps import Steps
+from gyre_hpc.controller.weights import unsaved
+from gyre_hpc.records import Version
+from gyre_hpc.schedule.machine import initial_state
+from gyre_hpc.schedule.settings import Settings
+from gyre_hpc.schedule.state import Phase, State
+
+
+def state(**changes: Any) -> State:
+    return msgspec.structs.replace(initial_state(Settings((4, 4), steps=5)), started=True, **changes)
+
+
+def test_a_step_without_a_checkpoint_is_saved_before_the_run_ends() -> None:
+    assert unsaved(state(version=Version(3)), Version(2)) == 3
+    assert unsaved(state(version=Version(3)), Version(3)) is None
+
+
+def test_an_undone_step_is_never_saved_under_its_version() -> None:
+    assert unsaved(state(version=Version(3), undone=(Version(3),)), Version(2)) is None
+
+
+def test_a_core_that_still_loads_its_checkpoint_has_nothing_to_save() -> None:
+    assert unsaved(state(version=Version(3), restoring=True), Version(2)) is None
+    assert unsaved(state(version=Version(3), core=None), Version(2)) is None
+
+
+def evaluations_due(folder: Path, before: State) -> list[int]:
+    """Versions whose evaluation the end of a publication of version 1 makes due."""
+    due: list[int] = []
+
+    def changed() -> None:
+        due.extend(point.version for point in steps.evaluations.points[len(due) :])
+
+    driver = Driver(before, Journal(folder, 1), changed, lambda decision: None, lambda: None)
+    config = RunConfig(model=ModelConfig(path="package:patchkit"))
+    config.tasks.evaluate_every = 1
+    weights: Any = SimpleNamespace(publications=1)
+    nobody: Any = None
+    steps = Steps(config, driver, nobody, nobody, weights, nobody, Evaluations(), nobody)
+    steps.version_served(Version(1))
+    driver.journal.close()
+    return due
+
+
+def test_a_publication_that_counts_is_evaluated(tmp_path: Path) -> None:
+    assert evaluations_due(tmp_path, state(phase=Phase.PUBLISHING, version=Version(1))) == [1]
+
+
+def test_a_publication_overtaken_by_the_loss_of_the_core_is_not_evaluated(tmp_path: Path) -> None:
+    before = state(phase=Phase.PUBLISHING, version=Version(1), core=None, restoring=True)
+    assert evaluations_due(tmp_path, before) == []
