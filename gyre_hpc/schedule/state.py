@@ -4,8 +4,8 @@ Read access the controller and the simulator rely on:
 `dispatched`/`launched`/`terminated` (d, p, f; p counts decided launches), `waterlevel` (w), `evaluating` (e),
 `rollout_capacity` (C_R); `cells` in order with `role`, `routable`, `capacity`; `core`, `restoring`; `trainers` (cells
 whose join is committed, in order); `open_batch` with `groups` in the order taken, `slots`, `window_open`, `closed`;
-`burst` with `index`, `steps`; `groups[g]` with `version`, `executions`, `status`; `version`, `published`, `steps_done`,
-`finished`, `stop_reason`.
+`burst` with `index`, `steps`; `groups[g]` with `version`, `executions`, `status`; `version`, `core_version`, `published`,
+`steps_done`, `finished`, `stop_reason`.
 
 A group is in `groups` from its dispatch until nothing can call for its micro-steps again: written off, or consumed in
 a burst that has ended. Only then may its data be dropped. When `open_batch.groups` grows, the caller adds those groups'
@@ -226,6 +226,14 @@ class State(msgspec.Struct, frozen=True):
     def steps_done(self) -> int:
         """Optimizer steps that count: those of the core's weights."""
         return self.step_of(self.version)
+
+    @property
+    def core_version(self) -> Version:
+        """What the core's weights are: the newest version that was not undone."""
+        version = self.version
+        while version in self.undone:
+            version = Version(version - 1)
+        return version
 
     @property
     def finished(self) -> bool:

@@ -169,9 +169,11 @@ def test_steps_above_the_checkpoint_are_undone_and_their_versions_never_used_aga
     assert (run.state.version, run.state.steps_done, run.state.burst.steps) == (1, 1, 1)
     run.tell(CellLost(CellId(0)), CoreRestored(Version(0)))
     assert (run.state.version, run.state.steps_done, run.state.burst.steps) == (1, 0, 0)
+    assert run.state.core_version == 0, "the core computes with the checkpoint's weights"
     assert run.state.open_batch is not None and run.state.open_batch.groups == (0, 1)
     run.work_off()
     run.step()
+    assert run.state.core_version == run.state.version == 2
     run.work_off()
     assert run.step() == [Publish(Version(3))] and run.state.steps_done == 2
 
