@@ -19,9 +19,7 @@ from gyre_hpc.errors import StorageFull
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Account, Call, CallLost, Execution
 from gyre_hpc.gateway.canonical import Request, call_id, digest
-from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind, invalid
-from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.frames import (
     AttemptOpened,
     AttemptSealed,
@@ -38,9 +36,6 @@ from gyre_hpc.gateway.sampling import Sampler
 from gyre_hpc.records import Delivery, FinishReason, LeafRole
 
 log = logging.getLogger(__name__)
-
-MAX_BODY = 1 << 30
-ANTHROPIC, CHAT = AnthropicMessages(), ChatCompletions()
 
 
 class GatewayApp:

@@ -30,7 +30,8 @@ def role_hint(headers: Mapping[str, str], request: Request) -> LeafRole:
 
 def _asks_for_summary(request: Request) -> bool:
     """Whether the last turn is a compaction instruction."""
-    turns = request.fresh.get(len(request.units) - 1, ())
+    last = len(request.units) - 1
+    turns = request.fresh.get(last) or request.read(request.raws[last])
     if not turns or turns[-1].role == "assistant":
         return False
     text = turns[-1].content.lower()

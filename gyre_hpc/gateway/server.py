@@ -13,9 +13,10 @@ from aiohttp import web
 
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.calls import Call
+from gyre_hpc.gateway.canonical import History
 from gyre_hpc.gateway.delivery import WholeAnswer, deliver
 from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
-from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, RefusalKind, Reply
+from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, RefusalKind, Reply, invalid
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.roles import role_hint
 
@@ -54,11 +55,13 @@ class GatewayServer:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         try:
-            execution = self.gateway.execution(request.match_info["key"])
-            asked = ANTHROPIC.read(await request.read(), execution.history)
+            self.gateway.execution(request.match_info["key"])
+            asked = ANTHROPIC.read(await request.read(), History())
             prompt = self.gateway.rendering.render(asked.messages(0, len(asked.units)), asked.tools)
         except Refusal as refusal:
             return _refused(ANTHROPIC, refusal)
+        except ValueError as error:
+            return _refused(ANTHROPIC, invalid(f"the model's renderer refuses this conversation: {error}"))
         return _json({"input_tokens": len(prompt)})
 
     async def models(self, request: web.Request) -> web.StreamResponse:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.records import LeafRole
 
 from .fakes import KEY, RunningGateway
 
@@ -201,6 +202,19 @@ async def test_probes_models_and_counts_leave_no_record(gateway: RunningGateway)
     assert [model.id async for model in claude(gateway).models.list()] == ["policy"]
     assert (await gpt(gateway).models.retrieve("policy")).id == "policy"
     assert len(await gateway.records()) == 1
+
+
+async def test_a_count_or_a_lost_request_before_it_does_not_hide_a_summary_request(
+    gateway: RunningGateway,
+) -> None:
+    gateway.engine()
+    gateway.script.answers = ["x<|im_end|>", "y<|im_end|>"]
+    summary: Any = [*ASK, {"role": "user", "content": "Your task is to create a detailed summary"}]
+    client = claude(gateway, default_headers={"x-claude-code-session-id": "1"})
+    await client.messages.count_tokens(model="m", messages=summary)
+    for _ in range(2):
+        await client.messages.create(model="m", max_tokens=5, messages=summary)
+    assert [record.role_hint for record in await gateway.records()] == [LeafRole.MAIN_SUMMARY] * 2
 
 
 async def test_an_unknown_or_closed_key_is_not_found(gateway: RunningGateway) -> None:
