@@ -2,8 +2,9 @@
 
 One file per epoch, `journal/<epoch>.journal`: frames of (length u32, crc32 u32, msgpack body). A frame holds entries that
 belong together: all of them count, or none. It is appended before the effects of its entries leave the process. A torn
-tail (the writer died inside a frame) ends the file; a bad frame before the tail is corruption and raises. Entries survive
-the death of the process at once and the death of the host after the next group fsync (`sync`).
+tail (the writer died inside a frame, or its host before the bytes were on disk: zeros) ends the file; a bad frame before
+the tail is corruption and raises. Entries survive the death of the process at once and the death of the host after the next
+group fsync (`sync`).
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ def read_file(path: Path) -> Iterator[AnyEntry]:
     offset = 0
     while offset + HEADER.size <= len(data):
         length, crc = HEADER.unpack_from(data, offset)
+        if length == 0 and not data[offset:].strip(b"\0"):
+            return
         body = data[offset + HEADER.size : offset + HEADER.size + length]
         if len(body) < length:
             return

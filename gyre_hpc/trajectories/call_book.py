@@ -44,6 +44,7 @@ class CallBook:
                 log.error("%s", error)
                 self._readers[path] = None
                 continue
+            reader.sealed.clear()
             for item in found:
                 self._take(item)
 
@@ -68,12 +69,15 @@ class CallBook:
 
     def forget(self, key: AttemptId) -> None:
         self._strands.pop(key, None)
+        self._ended.discard(key)
 
     def _take(self, item: CallRecord | ExecutionEnd) -> None:
         key = (item.execution, item.attempt)
+        if key not in self._strands and self._at_rest(*key):
+            return
         if isinstance(item, ExecutionEnd):
             self._ended.add(key)
-        elif key in self._strands or not self._at_rest(*key):
+        else:
             try:
                 self._strands.setdefault(key, Strands()).add(item)
             except CorruptRecord as error:

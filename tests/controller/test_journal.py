@@ -46,6 +46,13 @@ def test_a_torn_tail_is_ignored(tmp_path: Path) -> None:
     assert len(list(read_journal(tmp_path))) == len(EVENTS)
 
 
+def test_a_tail_that_never_reached_the_disk_reads_as_torn(tmp_path: Path) -> None:
+    journal = write_run(tmp_path)
+    with journal.path.open("ab") as file:
+        file.write(bytes(4096))
+    assert len(list(read_journal(tmp_path))) == len(EVENTS)
+
+
 def test_a_flipped_byte_names_file_and_offset(tmp_path: Path) -> None:
     journal = write_run(tmp_path)
     data = bytearray(journal.path.read_bytes())
