@@ -180,7 +180,9 @@ class ClusterConfig:
     orphan_grace_s: float = 120.0
     """Seconds a peer outlives its controller."""
     restarts: int = 8
-    """Replacements of lost cells, runner, gateway or processor before the run gives up."""
+    """Most replacements of lost cells, runner, gateway or processor within `restart_window_s`; one more ends the run."""
+    restart_window_s: float = 3600.0
+    """Seconds after which a replacement no longer counts against `restarts`."""
     start_timeout_s: float = 300.0
     """Seconds a process may take from launch to its first hello."""
 

@@ -48,6 +48,7 @@ AT_LEAST = {
     "cluster.cell.ranks": 1,
     "cluster.cell.nodes": 1,
     "cluster.restarts": 0,
+    "cluster.restart_window_s": 1,
     "gateway.max_output_tokens": 1,
     "tasks.heldout": 0,
     "tasks.evaluation_repeats": 1,

@@ -72,7 +72,7 @@ class Controller:
         self._interrupted = ""
         self._running_calls: dict[int, int] = {}
         self._ticked_at = time.monotonic()
-        self.supervision = Supervision(peers, self.config.cluster.restarts, context.layout.root)
+        self.supervision = Supervision(peers, self.config.cluster, context.layout.root)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
         self.driver = Driver(
             history.state, self.journal, lambda: self.steps.sync(), self._carry_out, self._settled

@@ -1,14 +1,19 @@
 """Processes that died: which deaths a restart cures, and how many restarts the run has left.
 
 A process that ended because something is missing, damaged or full would only end again: that ends the run with the
-process's own words, as an error of the same kind. Every other death costs one of `cluster.restarts`.
+process's own words, as an error of the same kind. Every other death costs one of `cluster.restarts`, which comes back
+after `cluster.restart_window_s`: a long run outlives ordinary losses, a process that keeps dying ends it.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
+from gyre_hpc.config import ClusterConfig
 from gyre_hpc.controller.peers import Peer, PeerId, Peers
 from gyre_hpc.errors import CorruptRecord, GyreError, MissingInput, PeerLost, StorageFull
 
@@ -35,9 +40,11 @@ def last_error(log: Path) -> str:
 class Supervision:
     """The deaths of one controller's peers. `run` is the run folder."""
 
-    def __init__(self, peers: Peers, restarts: int, run: Path) -> None:
-        self._peers, self._allowed, self._run = peers, restarts, run
-        self._restarts = 0
+    def __init__(
+        self, peers: Peers, cluster: ClusterConfig, run: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._peers, self._cluster, self._run, self._clock = peers, cluster, run, clock
+        self._restarted_at: deque[float] = deque()
         self._last_words: dict[PeerId, str] = {}
 
     def said_goodbye(self, peer: PeerId, error: str) -> None:
@@ -59,11 +66,18 @@ class Supervision:
         """Start every peer whose process has ended again. Raises PeerLost when the restarts are used up."""
         dead = self._peers.dead()
         for peer in dead:
-            self._restarts += 1
-            if self._restarts > self._allowed:
-                raise PeerLost(
-                    f"{peer.name} died, and cluster.restarts={self._allowed} are used up",
-                    fix=f"see {peer.log}; then gyre train resume={self._run}",
-                )
+            self._spend_restart(peer)
             await self._peers.launch(peer.kind, peer.index)
         return dead
+
+    def _spend_restart(self, peer: Peer) -> None:
+        now, window = self._clock(), self._cluster.restart_window_s
+        while self._restarted_at and now - self._restarted_at[0] >= window:
+            self._restarted_at.popleft()
+        if len(self._restarted_at) >= self._cluster.restarts:
+            raise PeerLost(
+                f"{peer.name} died, and cluster.restarts={self._cluster.restarts} within"
+                f" cluster.restart_window_s={window:g} are used up",
+                fix=f"see {peer.log}; then gyre train resume={self._run}",
+            )
+        self._restarted_at.append(now)
