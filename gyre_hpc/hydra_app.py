@@ -40,6 +40,9 @@ GROUPS = (
     "experiment",
 )
 
+BESIDE_RESUME = ("resume", "resume_force", "cluster.kind")
+"""What may be given with `resume`; `cluster.kind` only because slurm/train.sbatch always gives it."""
+
 
 def conf_dir() -> Path:
     """The folder of configuration groups: $GYRE_CONF, else `conf/` beside the package."""
@@ -127,10 +130,28 @@ def run(arguments: list[str], task: Callable[[RunConfig], None]) -> None:
     """Run `task` with the composed configuration; Hydra's own flags (`--multirun`, `--cfg job`) work as in any app."""
     if any(argument in ("--help", "-h") for argument in arguments):
         sys.stdout.write(help_text())
-    elif any(argument.startswith("-") for argument in arguments):
+        return
+    _refuse_beside_resume(arguments)
+    if any(argument.startswith("-") for argument in arguments):
         _run_by_hydra(arguments, task)
     else:
         task(compose(arguments))
+
+
+def _refuse_beside_resume(arguments: list[str]) -> None:
+    """A run goes on with its frozen configuration: another override would count for nothing."""
+    overrides = [
+        word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))
+    ]
+    given = {word: word.lstrip("+~").partition("=")[::2] for word in overrides}
+    run = next((value for key, value in given.values() if key == "resume" and value), "")
+    ignored = [word for word, (key, _) in given.items() if key not in BESIDE_RESUME]
+    if run and ignored:
+        raise ConfigError(
+            f"resume={run}: {', '.join(ignored)} would count for nothing: a run goes on with its own"
+            f" {run}/config.yaml",
+            fix=f"gyre train resume={run}",
+        )
 
 
 def _run_by_hydra(arguments: list[str], task: Callable[[RunConfig], None]) -> None:

@@ -108,6 +108,20 @@ def test_resume_of_a_missing_folder_names_it(capsys: pytest.CaptureFixture[str],
     assert not gone.exists()
 
 
+@pytest.mark.parametrize("flags", [(), ("--multirun",)])
+def test_an_override_beside_resume_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    said = say(capsys, "train", *flags, f"resume={tmp_path}", "schedule.steps=60", "schedule=async", "seed=3")
+    assert said.code == 2 and "schedule.steps=60, schedule=async, seed=3 would count for nothing" in said.err
+    assert f"{tmp_path}/config.yaml" in said.err and f"fix: gyre train resume={tmp_path}\n" in said.err
+
+
+def test_resume_takes_what_the_batch_script_gives(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = say(capsys, "train", "cluster.kind=slurm", f"resume={tmp_path}", "resume_force=true")
+    assert said.code == 2 and f"{tmp_path}/config.yaml: no such file" in said.err
+
+
 def test_an_error_inside_a_sweep_keeps_its_words_and_exit_code(tmp_path: Path) -> None:
     command = [*GYRE, "train", "--multirun", "schedule=gyre,async", "model.path=/nonexistent"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
