@@ -1,6 +1,6 @@
 """The controller's peers as processes and links: start, watch, fence, restart.
 
-Each peer (kind, index) is one process at a time. Launch n of epoch e gives it the incarnations from (e*1000 + n)*1000 on:
+Each peer (kind, index) is one process at a time. Launch n of epoch e gives it the incarnations from (e*10^6 + n)*1000 on:
 a peer that restarts its own worker (the gateway) adds to it, a relaunch by us adds 1000, a resumed run starts higher still,
 so a late message of a dead process is always older and no two processes of a run share an incarnation. A peer is SUSPECT
 after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at once when its process has exited.
@@ -25,7 +25,9 @@ from gyre_hpc.transport.messages import Message, PeerKind, Shutdown
 
 log = logging.getLogger(__name__)
 INCARNATIONS_PER_LAUNCH = 1000
-LAUNCHES_PER_EPOCH = 1000
+LAUNCHES_PER_EPOCH = 1_000_000
+READ_OUT_S = 5.0
+"""Longest wait for the end of a dead process's link: its socket may live on in a child, or its host be gone."""
 
 MODULES = {
     PeerKind.CELL: "gyre_hpc.cells.leader",
@@ -45,6 +47,7 @@ class Peer:
     launches: int = 0
     handle: ProcessHandle | None = None
     link: PeerLink | None = None
+    reader: asyncio.Task[None] | None = None
     launched_at: float = 0.0
     suspect: bool = False
     dead: bool = False
@@ -118,7 +121,8 @@ class Peers:
         """Start (or restart) the peer's process."""
         peer = self.peers.setdefault((kind, index), Peer(kind, index))
         peer.launches += 1
-        peer.link, peer.suspect, peer.dead, peer.launched_at = None, False, False, time.monotonic()
+        peer.link, peer.reader, peer.suspect, peer.dead = None, None, False, False
+        peer.launched_at = time.monotonic()
         peer.outbox.clear()
         peer.handle = await self._launcher.start(self._spec(peer))
         self._spawn(self._watch(peer, peer.launches, peer.handle))
@@ -226,7 +230,11 @@ class Peers:
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))
-        if peer is None or link.incarnation // INCARNATIONS_PER_LAUNCH != self._launch_number(peer):
+        if (
+            peer is None
+            or peer.dead
+            or link.incarnation // INCARNATIONS_PER_LAUNCH != self._launch_number(peer)
+        ):
             log.warning("%s is not a peer of this controller; its link is closed", link.name)
             link.abandon()
             return
@@ -236,7 +244,7 @@ class Peers:
         for message in peer.outbox:
             link.send(message)
         peer.outbox.clear()
-        self._spawn(self._read(peer, link))
+        peer.reader = self._spawn(self._read(peer, link))
 
     async def _read(self, peer: Peer, link: PeerLink) -> None:
         while (message := await link.receive()) is not None:
@@ -244,12 +252,16 @@ class Peers:
                 self.inbox.put_nowait(Said(peer.id, message))
 
     async def _watch(self, peer: Peer, launch: int, handle: ProcessHandle) -> None:
+        """`Exited` once the process has ended, behind everything it had sent before."""
         code = await handle.wait()
+        if peer.launches == launch and peer.reader is not None:
+            await asyncio.wait({peer.reader}, timeout=READ_OUT_S)
         if peer.launches == launch:
             peer.link, peer.dead = None, True
             self.inbox.put_nowait(Exited(peer.id, launch, code))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,9 +32,9 @@ class Bench:
 
     def __init__(self, restarts: int, window_s: float) -> None:
         self.now = 0.0
-        self.peers: Any = DyingPeers()
+        self.peers = DyingPeers()
         cluster = ClusterConfig(restarts=restarts, restart_window_s=window_s)
-        self.supervision = Supervision(self.peers, cluster, Path("RUN"), lambda: self.now)
+        self.supervision = Supervision(cast(Any, self.peers), cluster, Path("RUN"), lambda: self.now)
 
     async def die_at(self, now: float) -> None:
         self.now = now
