@@ -158,6 +158,7 @@ class Controller:
         finally:
             self.peers.send(PeerKind.PROCESSOR, 0, msg.Seal())
             await self.peers.shut_down(self._interrupted or self._stop_reason or "done", SHUTDOWN_GRACE_S)
+            await self.weights.tidied()
             self.journal.close()
             self.observer.close()
         if self._stop_reason and not self._interrupted:
@@ -215,7 +216,7 @@ class Controller:
     def _tick(self) -> None:
         self._ticked_at = time.monotonic()
         self.peers.check_liveness()
-        self.journal.sync()
+        self.journal.sync_soon()
         self.cells.end_doubts(self._ticked_at)
         publishing = self.weights.publishing is not None
         cells, state = list(self.cells.cells.values()), self.driver.state

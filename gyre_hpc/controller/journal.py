@@ -9,6 +9,7 @@ group fsync (`sync`).
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import struct
@@ -100,7 +101,10 @@ _decoder: msgspec.msgpack.Decoder[tuple[AnyEntry, ...]] = msgspec.msgpack.Decode
 
 
 class Journal:
-    """Appends entries of one epoch. `append` writes before it returns; `sync` makes them survive the host."""
+    """Appends entries of one epoch. `append` writes before it returns; `sync` makes them survive the host.
+
+    The fsync runs in a thread: a slow filesystem holds up nobody but who waits for `sync`.
+    """
 
     def __init__(self, folder: Path, epoch: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,6 +112,9 @@ class Journal:
         self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         self._end = 0
         self._dirty = False
+        self._lock = asyncio.Lock()
+        self._syncing: asyncio.Task[None] | None = None
+        self._failed: StorageFull | None = None
 
     def append(self, *entries: AnyEntry) -> None:
         """Append one frame. Raises StorageFull; the file then still ends at the last whole frame."""
@@ -119,22 +126,49 @@ class Journal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self._descriptor, self._end)
-            raise StorageFull(
-                f"{self.path}: {error.strerror}",
-                fix="free space, then: gyre train resume=" + str(self.path.parent.parent),
-            ) from error
+            raise self._storage_full(error) from error
         self._end += len(frame)
         self._dirty = True
 
-    def sync(self) -> None:
-        """Group fsync; cheap when nothing was appended since the last one."""
-        if self._dirty:
+    async def sync(self) -> None:
+        """Group fsync; what was appended before the call is on disk after it. Raises StorageFull."""
+        async with self._lock:
+            if not self._dirty:
+                return
             self._dirty = False
-            os.fsync(self._descriptor)
+            try:
+                await asyncio.to_thread(_fsync_and_close, os.dup(self._descriptor))
+            except OSError as error:
+                self._failed = self._storage_full(error)
+                raise self._failed from error
+
+    def sync_soon(self) -> None:
+        """Start a group fsync unless one is under way. Raises what an earlier one raised: the kernel says it once."""
+        if self._failed is not None:
+            raise self._failed
+        if self._dirty and (self._syncing is None or self._syncing.done()):
+            self._syncing = asyncio.create_task(self.sync())
 
     def close(self) -> None:
-        self.sync()
+        """Make everything survive the host, at once, and end."""
+        if self._dirty or self._lock.locked():
+            self._dirty = False
+            os.fsync(self._descriptor)
         os.close(self._descriptor)
+
+    def _storage_full(self, error: OSError) -> StorageFull:
+        return StorageFull(
+            f"{self.path}: {error.strerror}",
+            fix="free space, then: gyre train resume=" + str(self.path.parent.parent),
+        )
+
+
+def _fsync_and_close(descriptor: int) -> None:
+    """Of a duplicate: the journal may be closed meanwhile."""
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_file(path: Path) -> Iterator[AnyEntry]:

@@ -7,10 +7,11 @@ the schedule is told exactly once.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_hpc.controller.batches import BatchRunner
@@ -53,6 +54,7 @@ class WeightKeeper:
     restored: tuple[CellId, TrainerRestored] | None = None
     restoring: CellId | None = None
     publishing: Version | None = None
+    _tidying: set[asyncio.Task[None]] = field(default_factory=set)
 
     # ---- restore ------------------------------------------------------------------------------------------------
 
@@ -109,9 +111,25 @@ class WeightKeeper:
             self.published(Version(self.cells.weights.version))
 
     def checkpointed(self, version: Version, folder: str) -> None:
-        """A checkpoint is on disk: journal it, then remove the oldest beyond `keep`."""
+        """A checkpoint is on disk: journal it, then, beside the loop, remove the oldest beyond `keep`."""
         self.checkpoint = (version, folder)
         self.journal.append(CheckpointWritten(time.time(), version, folder))
-        for old in sorted(self.layout.checkpoints.glob("v*"))[: -self.keep]:
-            if old != Path(folder):
-                shutil.rmtree(old, ignore_errors=True)
+        task = asyncio.create_task(self._tidy(Path(folder)))
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    async def _tidy(self, newest: Path) -> None:
+        """Nothing goes before the journal names `newest` even if this host is lost."""
+        await self.journal.sync()
+        await asyncio.to_thread(remove_older, newest, self.keep)
+
+    async def tidied(self) -> None:
+        """Wait for removals under way. What a full disk stopped is left for the next checkpoint."""
+        await asyncio.gather(*self._tidying, return_exceptions=True)
+
+
+def remove_older(newest: Path, keep: int) -> None:
+    """Remove the checkpoints before `newest`, but for the last of them that make `keep` with it."""
+    older = sorted(path for path in newest.parent.glob("v*") if path.name < newest.name)
+    for path in older[: max(0, len(older) + 1 - keep)]:
+        shutil.rmtree(path, ignore_errors=True)

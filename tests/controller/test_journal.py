@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,8 +81,6 @@ def test_a_full_disk_keeps_whole_entries(tmp_path: Path, monkeypatch: pytest.Mon
 
     def full(descriptor: int, data: bytes) -> int:
         monkeypatch.undo()
-        import os
-
         os.write(descriptor, data[:5])
         raise OSError(28, "No space left on device")
 
@@ -86,3 +88,45 @@ def test_a_full_disk_keeps_whole_entries(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(StorageFull, match="No space left"):
         journal.append(Happened(1.0, p.Started(), ()))
     assert journal.path.read_bytes() == whole
+
+
+async def test_a_slow_fsync_holds_up_neither_the_loop_nor_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, go_on, fsync, synced = Journal(tmp_path, 1), threading.Event(), os.fsync, []
+
+    def slow(descriptor: int) -> None:
+        go_on.wait(60)
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", slow)
+    journal.append(Happened(0.0, p.Started(), ()))
+    journal.sync_soon()
+    waiting = asyncio.create_task(journal.sync())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    journal.append(Happened(1.0, p.Started(), ()))
+    assert not waiting.done() and len(list(read_journal(tmp_path))) == 2
+    go_on.set()
+    await waiting
+    assert synced == [journal.path.stat().st_ino] * 2, "an entry of before the call was not on disk after it"
+    journal.close()
+
+
+async def test_a_failed_fsync_ends_the_run_whoever_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", full)
+    journal.append(Happened(0.0, p.Started(), ()))
+    with pytest.raises(StorageFull, match="No space left"):
+        await journal.sync()
+    monkeypatch.undo()
+    with pytest.raises(StorageFull, match="No space left"):
+        journal.sync_soon()
+    journal.close()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.journal import Journal
 from gyre_hpc.controller.steps import Steps
-from gyre_hpc.controller.weights import unsaved
+from gyre_hpc.controller.weights import WeightKeeper, remove_older, unsaved
+from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import Version
 from gyre_hpc.schedule.machine import initial_state
 from gyre_hpc.schedule.settings import Settings
@@ -63,3 +65,38 @@ def test_a_publication_that_counts_is_evaluated(tmp_path: Path) -> None:
 def test_a_publication_overtaken_by_the_loss_of_the_core_is_not_evaluated(tmp_path: Path) -> None:
     before = state(phase=Phase.PUBLISHING, version=Version(1), core=None, restoring=True)
     assert evaluations_due(tmp_path, before) == []
+
+
+def keeper(run: Path, keep: int) -> WeightKeeper:
+    layout, nobody = RunLayout(run), cast(Any, None)
+    layout.checkpoints.mkdir(parents=True)
+    journal = Journal(layout.journal, 1)
+    start = (Version(0), "model")
+    return WeightKeeper(layout, journal, nobody, nobody, nobody, nobody, start, every=1, keep=keep)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, ["v000003"]), (2, ["v000002", "v000003"])])
+async def test_checkpoints_beyond_those_kept_go_once_the_journal_names_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, left: list[str]
+) -> None:
+    weights, on_disk = keeper(tmp_path, keep), []
+    folders = [weights.layout.checkpoint(Version(version)) for version in (1, 2, 3)]
+
+    def fsync(descriptor: int) -> None:
+        on_disk.append(sorted(path.name for path in weights.layout.checkpoints.iterdir()))
+
+    monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", fsync)
+    for folder in folders:
+        folder.mkdir()
+    weights.checkpointed(Version(3), str(folders[2]))
+    await weights.tidied()
+    assert on_disk == [["v000001", "v000002", "v000003"]]
+    assert sorted(path.name for path in weights.layout.checkpoints.iterdir()) == left
+    weights.journal.close()
+
+
+def test_a_checkpoint_that_the_journal_does_not_name_costs_no_older_one_its_place(tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        (tmp_path / f"v{version:06d}").mkdir()
+    remove_older(tmp_path / "v000002", keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000002", "v000003"]
