@@ -38,7 +38,7 @@ def group_ready(turn: Turn, event: GroupReady) -> None:
     turn.set_groups(replace(group, status=GroupStatus.READY, micro_steps=event.micro_steps, rank=rank))
     turn.update(next_rank=rank + 1)
     if event.micro_steps == 0:
-        _blame(turn, f"group {event.group}: equal rewards")
+        _blame(turn, f"group {event.group}: equal rewards or no accepted target")
 
 
 def group_dead(turn: Turn, event: GroupDead) -> None:

@@ -215,7 +215,7 @@ def test_too_many_void_bursts_stop_the_run_and_name_their_reasons() -> None:
     run.end(*range(8, 16))
     said = run.tell(GroupDead(GroupId(1), "no valid outcome"))
     assert said[-1] == Stop(
-        "2 bursts in a row without a step: group 0: equal rewards; group 1: no valid outcome"
+        "2 bursts in a row without a step: group 0: equal rewards or no accepted target; group 1: no valid outcome"
     )
 
 
