@@ -265,6 +265,8 @@ class TasksConfig:
     """patchkit: most modules of a task."""
     evaluator_timeout_s: float = 30.0
     """Seconds one evaluator attempt may take."""
+    evaluators: int = 2
+    """Evaluators that run at the same time in the runner; more workspaces wait."""
     evaluator_retries: int = 3
     """Evaluator attempts before the execution is excluded."""
     sandbox: str = "auto"

@@ -53,6 +53,7 @@ AT_LEAST = {
     "tasks.heldout": 0,
     "tasks.evaluation_repeats": 1,
     "tasks.evaluate_every": 0,
+    "tasks.evaluators": 1,
     "seed": 0,
 }
 """Least values. A group-relative advantage needs 2 executions; a negative seed would reach the held-out tasks."""

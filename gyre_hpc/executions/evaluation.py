@@ -33,12 +33,10 @@ FILE_LIMIT_BYTES = 1 << 30
 """No file written under evaluation may be larger: the code under test is the policy's."""
 BACK_OFF_S = 0.5
 """Pause before the second try; doubles for each further one."""
-CONCURRENT = 2
-"""Evaluators that run at the same time in one runner."""
 
 
 class Evaluator:
-    """Assesses workspaces. `attempts` tries of at most `timeout_s` each."""
+    """Assesses workspaces, `concurrent` at a time. `attempts` tries of at most `timeout_s` each."""
 
     def __init__(
         self,
@@ -46,6 +44,7 @@ class Evaluator:
         sandbox: Sandbox,
         timeout_s: float,
         attempts: int,
+        concurrent: int,
         back_off_s: float = BACK_OFF_S,
     ) -> None:
         self._launcher = launcher
@@ -53,7 +52,7 @@ class Evaluator:
         self._timeout_s = timeout_s
         self._attempts = max(1, attempts)
         self._back_off_s = back_off_s
-        self._slots = asyncio.Semaphore(CONCURRENT)
+        self._slots = asyncio.Semaphore(concurrent)
 
     async def assess(self, task: Task, folder: Path, within_s: float = math.inf) -> Assessment:
         """Score `folder`/workspace. `within_s` is what is left of the execution's overall limit."""

@@ -132,7 +132,9 @@ async def prepare(config: RunConfig, layout: RunLayout, launcher: Launcher) -> S
     source = task_source(tasks)
     harness = find_harness(config.harness)
     sandbox = await choose(tasks.sandbox, config.trust_tasks, layout.root, tasks.readonly, launcher)
-    evaluator = Evaluator(launcher, sandbox, tasks.evaluator_timeout_s, tasks.evaluator_retries)
+    evaluator = Evaluator(
+        launcher, sandbox, tasks.evaluator_timeout_s, tasks.evaluator_retries, tasks.evaluators
+    )
     return Services(config, layout, launcher, sandbox, harness, source, evaluator)
 
 

@@ -49,7 +49,7 @@ def test_two_verdicts_are_ambiguous() -> None:
 
 @pytest.fixture
 def evaluator(launcher: Launcher, sandbox: Sandbox) -> Evaluator:
-    return Evaluator(launcher, sandbox, timeout_s=60, attempts=3, back_off_s=0.01)
+    return Evaluator(launcher, sandbox, timeout_s=60, attempts=3, concurrent=2, back_off_s=0.01)
 
 
 async def test_the_preserved_workspace_is_scored(evaluator: Evaluator, workspace: Path) -> None:
@@ -88,13 +88,13 @@ async def test_an_evaluator_that_fails_once_is_tried_again(evaluator: Evaluator,
 async def test_a_failing_evaluator_says_why(
     launcher: Launcher, sandbox: Sandbox, workspace: Path, script: str, reason: str
 ) -> None:
-    evaluator = Evaluator(launcher, sandbox, timeout_s=60, attempts=1)
+    evaluator = Evaluator(launcher, sandbox, timeout_s=60, attempts=1, concurrent=2)
     assessment = await evaluator.assess(ToyTask(scripts=(script,)), workspace.parent)
     assert (assessment.score, assessment.valid, assessment.reason) == (None, False, reason)
 
 
 async def test_a_hanging_evaluator_is_invalid(launcher: Launcher, sandbox: Sandbox, workspace: Path) -> None:
-    evaluator = Evaluator(launcher, sandbox, timeout_s=0.3, attempts=1)
+    evaluator = Evaluator(launcher, sandbox, timeout_s=0.3, attempts=1, concurrent=2)
     task = ToyTask(scripts=("echo partial; sleep 1000",))
     assessment = await evaluator.assess(task, workspace.parent)
     assert (assessment.valid, assessment.reason) == (False, "evaluator time-out (0.3 s)")
@@ -139,5 +139,5 @@ async def test_an_evaluator_that_cannot_start_is_invalid(
         def evaluator(self, hidden: Path) -> list[str]:
             return [str(hidden / "missing")]
 
-    assessment = await Evaluator(launcher, sandbox, 60, 1).assess(Nowhere(), workspace.parent)
+    assessment = await Evaluator(launcher, sandbox, 60, 1, 2).assess(Nowhere(), workspace.parent)
     assert (assessment.valid, assessment.reason) == (False, "evaluator did not start")
