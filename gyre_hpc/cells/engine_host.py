@@ -2,13 +2,15 @@
 
 `serve` ends only when the engine has confirmed the weights by checksum. Weights reach the engine as a safetensors
 folder on this host; the folder served last is kept, so that a restarted engine can load it without the core. A dead
-engine is restarted by `serve` and `serve_again`; nothing here restarts it behind the cell's back.
+engine is restarted by `serve` and `serve_again`; nothing here restarts it behind the cell's back. Each start samples
+with a seed of its own, and only who knows the run's secret can call the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import shutil
 import time
@@ -27,6 +29,7 @@ from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.transport.hosts import own_address
+from gyre_hpc.transport.rendezvous import engine_token, read_secret
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,12 @@ def timed(phases: Phases, name: str) -> Iterator[None]:
         phases[name] = phases.get(name, 0.0) + time.monotonic() - began
 
 
+def engine_seed(run_seed: int, cell: CellId, incarnation: int, start: int) -> int:
+    """Seed of an engine's `start`-th start: 32 bits (all that torch's CPU generator uses), hashed from its identity."""
+    identity = f"{run_seed}:{cell}:{incarnation}:{start}".encode()
+    return int.from_bytes(hashlib.sha256(identity).digest()[:4], "big")
+
+
 class EngineHost:
     """The engine of cell `cell`. `scratch` is a folder of this process, in memory where the host can."""
 
@@ -57,6 +66,9 @@ class EngineHost:
         scratch: Path,
     ) -> None:
         self._layout = layout
+        self._token = engine_token(read_secret(layout))
+        self._identity = (config.seed, cell, incarnation)
+        self._starts = 0
         self._scratch = scratch
         self._process = EngineProcess(
             config.engine,
@@ -64,8 +76,8 @@ class EngineHost:
             Version(0),
             log_folder / f"engine-{cell}.{incarnation}.log",
             config.model.max_context,
-            seed=config.seed * 1000 + cell,
             host=own_address(config.cluster.host),
+            token=self._token,
         )
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
@@ -97,9 +109,11 @@ class EngineHost:
     async def _start(self) -> None:
         """Start the engine process on the run's starting model; it serves nothing until `serve`."""
         await self._close_client()
+        self._process.seed = engine_seed(*self._identity, self._starts)
+        self._starts += 1
         self.address = await self._process.start()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._client = EngineClient(self.address, self._session)
+        self._client = EngineClient(self.address, self._session, self._token)
         self._released = False
         self._watch = asyncio.create_task(self._watch_process())
 

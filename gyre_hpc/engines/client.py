@@ -3,7 +3,8 @@
 It speaks SGLang's HTTP API and nothing else, so the embedded engine and a real SGLang look alike. Chunks are increments
 whatever the server's streaming mode. A stream either ends with a chunk whose `finish` is set or raises: tokens already
 yielded stay valid, for the caller continues with prompt + received ids. Closing the iterator early ends the call.
-Weight versions travel as decimal text. Give the session `TCPConnector(limit=0)`: every running call holds a connection.
+Weight versions travel as decimal text; a `token` as the bearer that SGLang's --api-key asks for. Give the session
+`TCPConnector(limit=0)`: every running call holds a connection.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ class Chunk:
 class EngineClient:
     """One engine at `base_url`."""
 
-    def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, base_url: str, session: aiohttp.ClientSession, token: str = "") -> None:
         self.base_url = base_url.rstrip("/")
         self._session = session
+        self._credential = {"Authorization": f"Bearer {token}"} if token else {}
         self._unacknowledged: dict[str, asyncio.Event] = {}
 
     async def generate(
@@ -228,7 +230,7 @@ class EngineClient:
         self, method: str, path: str, body: bytes, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answered request with status 200; transport faults inside the block become EngineUnreachable."""
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = self._credential | ({"Content-Type": "application/json"} if body else {})
         url = self.base_url + path
         try:
             async with self._session.request(

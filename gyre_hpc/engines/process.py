@@ -1,7 +1,8 @@
 """The engine as a child process of whoever starts it (the cell leader): start, wait until healthy, poll, stop.
 
 The child dies with the thread that started it (PR_SET_PDEATHSIG), so start it from a thread that lives as long as the
-cell. Its output goes to the log file, whose end is quoted when it fails to start. Only this child is ever signalled.
+cell. Its token is handed over on its stdin, so that neither argv nor environment nor a file shows it. Its output goes
+to the log file, whose end is quoted when it fails to start. Only this child is ever signalled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_hpc.config import EngineConfig
@@ -39,6 +40,8 @@ class EngineProcess:
     max_context: int
     seed: int = 0
     host: str = "127.0.0.1"
+    token: str = field(default="", repr=False)
+    """Bearer token its clients must send; "" = everyone is served."""
     _process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> str:
@@ -50,10 +53,12 @@ class EngineProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="gyre-engine-") as folder, self.log_path.open("ab") as log:
             port_file = Path(folder) / "port"
+            stdin = asyncio.subprocess.PIPE if self.token else asyncio.subprocess.DEVNULL
             self._process = await asyncio.create_subprocess_exec(
-                *self._command(port_file), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+                *self._command(port_file), stdin=stdin, stdout=log, stderr=log
             )
             try:
+                self._hand_over_token(self._process)
                 async with asyncio.timeout(self.config.start_timeout_s):
                     while not port_file.is_file():
                         self._raise_if_ended()
@@ -83,7 +88,15 @@ class EngineProcess:
             "--parent": os.getpid(),
         }
         flags = [text for name, value in options.items() for text in (name, str(value))]
+        if self.token:
+            flags.append("--api-key-stdin")
         return [sys.executable, "-m", "gyre_hpc.engines.torch.server", *flags]
+
+    def _hand_over_token(self, process: asyncio.subprocess.Process) -> None:
+        """Write the token, which fits a pipe's buffer, and close; a child that ended already is met by the caller."""
+        if process.stdin is not None:
+            process.stdin.write(self.token.encode())
+            process.stdin.close()
 
     def poll(self) -> int | None:
         """Exit code, or None while it runs (or was never started)."""

@@ -47,6 +47,7 @@ from gyre_hpc.transport.messages import (
     Unroute,
     Unrouted,
 )
+from gyre_hpc.transport.rendezvous import engine_token, read_secret
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Worker:
         self._socket = listening
         self._launch = launch
         self._incarnation = incarnation
+        self._token = engine_token(read_secret(layout))
         self._engines: dict[str, EngineClient] = {}
         self._outbox: list[Message] = []
         self._link: Link | None = None
@@ -210,7 +212,7 @@ class Worker:
 
     def _engine(self, address: str) -> EngineClient:
         if address not in self._engines:
-            self._engines[address] = EngineClient(address, self._session)
+            self._engines[address] = EngineClient(address, self._session, self._token)
         return self._engines[address]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -1,12 +1,15 @@
 """How a peer finds and proves itself to its run: the secret file and the rendezvous file.
 
 The secret (32 random bytes, hex, mode 0600) is made once per run folder and kept by later attempts, so that peers that
-outlive a controller can talk to its successor. The rendezvous file is replaced whole (tmp, fsync, rename): a reader
-sees one controller's address or another's, never a mixture. Called by the controller (write) and every peer (read).
+outlive a controller can talk to its successor; the engines' bearer token is derived from it. The rendezvous file is
+replaced whole (tmp, fsync, rename): a reader sees one controller's address or another's, never a mixture. Called by
+the controller (write) and every peer (read).
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 from pathlib import Path
@@ -17,6 +20,7 @@ from gyre_hpc.errors import CorruptRecord, MissingInput
 from gyre_hpc.layout import RunLayout
 
 SECRET_BYTES = 32
+_ENGINE_PURPOSE = b"engine"
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
@@ -60,6 +64,11 @@ def read_secret(layout: RunLayout) -> bytes:
             fix="stop the run, remove the file, resume",
         )
     return secret
+
+
+def engine_token(secret: bytes) -> str:
+    """The bearer token of the run's engines, hex. It tells nothing about the secret."""
+    return hmac.new(secret, _ENGINE_PURPOSE, hashlib.sha256).hexdigest()
 
 
 def write_rendezvous(layout: RunLayout, host: str, port: int, epoch: int) -> Rendezvous:

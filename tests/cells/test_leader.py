@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from gyre_hpc.config import ModelConfig, RunConfig, save_run_config
-from gyre_hpc.engines.client import EngineClient
+from gyre_hpc.engines.client import EngineClient, EngineRefused
 from gyre_hpc.engines.weights import read_weights, weights_digest
 from gyre_hpc.launch.local import LocalLauncher, LocalProcess
 from gyre_hpc.launch.plan import ProcessSpec
@@ -57,6 +57,7 @@ from gyre_hpc.transport.messages import (
 )
 from gyre_hpc.transport.region_files import run_folder
 from gyre_hpc.transport.regions import RegionServer, pull, remove_leftovers, run_key
+from gyre_hpc.transport.rendezvous import engine_token
 
 PATIENCE_S = 240.0
 VOCABULARY = 48
@@ -195,9 +196,18 @@ def row(index: int) -> MicroStep:
     return micro_steps.build(f"0.{index}", 0, [-1], [tokens], targets, np.zeros(1, np.int32))
 
 
-async def served_checksum(address: str) -> str:
+async def served_checksum(controller: Controller, address: str) -> str:
     async with aiohttp.ClientSession() as session:
-        return await EngineClient(address, session).checksum()
+        return await EngineClient(address, session, engine_token(controller.secret)).checksum()
+
+
+async def only_who_knows_the_secret_can_call_the_engine(controller: Controller, cell: Peer, url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(EngineRefused, match="401"):
+            await EngineClient(url, session).checksum()
+    engine = cell.engine()
+    shown = " ".join([*engine.cmdline(), *engine.environ().values()])
+    assert engine_token(controller.secret) not in shown and controller.secret.hex() not in shown
 
 
 async def claims(cell: Peer, *work: MicroStepRef) -> None:
@@ -241,7 +251,7 @@ async def test_cells_roll_out_train_together_publish_and_roll_out_again(controll
     for cell in (core, satellite):
         switched = await cell.rollout(weights)
         assert switched.version == V0
-        assert await served_checksum(switched.address) == initial
+        assert await served_checksum(controller, switched.address) == initial
 
     core.send(BecomeTrainer(0, True, None, V0))
     satellite.send(BecomeTrainer(0, False, weights, V0))
@@ -270,21 +280,22 @@ async def test_cells_roll_out_train_together_publish_and_roll_out_again(controll
     for cell in (core, satellite):
         switched = await cell.rollout(published.weights)
         assert switched.version == V1
-        assert await served_checksum(switched.address) == trained
+        assert await served_checksum(controller, switched.address) == trained
 
-    await an_engine_killed_in_rollout_serves_again(satellite, trained)
+    await only_who_knows_the_secret_can_call_the_engine(controller, satellite, switched.address)
+    await an_engine_killed_in_rollout_serves_again(controller, satellite, trained)
     await a_satellite_can_become_the_core(controller, satellite, trained)
     await cells_end_as_told_and_take_their_engines_along(core, satellite)
 
 
-async def an_engine_killed_in_rollout_serves_again(cell: Peer, digest: str) -> None:
+async def an_engine_killed_in_rollout_serves_again(controller: Controller, cell: Peer, digest: str) -> None:
     engine = cell.engine()
     engine.kill()
     down = await cell.expect(EngineDown)
     assert str(engine.pid) in down.cause
     switched = await cell.serving()
     assert switched.version == V1
-    assert await served_checksum(switched.address) == digest
+    assert await served_checksum(controller, switched.address) == digest
 
 
 async def a_satellite_can_become_the_core(controller: Controller, cell: Peer, digest: str) -> None:

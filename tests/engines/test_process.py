@@ -44,6 +44,22 @@ async def test_an_engine_process_starts_serves_and_stops(model: Path, tmp_path: 
     assert await engine.wait() == 0
 
 
+async def test_a_token_reaches_the_engine_and_no_place_where_others_look(model: Path, tmp_path: Path) -> None:
+    engine = engine_of(model, tmp_path)
+    engine.token = "a-token-of-the-run"
+    url = await engine.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            assert await EngineClient(url, session).health()
+            assert not await EngineClient(url, session).ready()
+            assert await EngineClient(url, session, engine.token).ready()
+        process = psutil.Process(engine.pid)
+        shown = [*process.cmdline(), *process.environ().values(), repr(engine), engine.log_path.read_text()]
+        assert engine.token not in " ".join(shown)
+    finally:
+        await engine.stop()
+
+
 async def test_a_killed_engine_is_seen_and_can_be_started_again(model: Path, tmp_path: Path) -> None:
     engine = engine_of(model, tmp_path)
     await engine.start()

@@ -13,7 +13,7 @@ import pytest
 
 from gyre_hpc.engines import wire
 from gyre_hpc.engines.client import Chunk, EngineClient, EngineRefused
-from gyre_hpc.engines.torch.server import listen
+from gyre_hpc.engines.torch.server import Endpoints, listen
 from gyre_hpc.engines.torch.service import Options, Service
 from gyre_hpc.engines.weights import read_weights, weights_digest
 from gyre_hpc.records import Version
@@ -81,11 +81,11 @@ def options(model: Path, tokens_per_s: float = 0.0) -> Options:
 
 
 @asynccontextmanager
-async def served(settings: Options) -> AsyncIterator[Engine]:
+async def served(settings: Options, token: str = "") -> AsyncIterator[Engine]:
     service = Service(settings)
-    runner, host, port = await listen(service, "127.0.0.1", 0)
+    runner, host, port = await listen(service, "127.0.0.1", 0, token)
     async with aiohttp.ClientSession() as session:
-        yield Engine(EngineClient(f"http://{host}:{port}", session), service, session)
+        yield Engine(EngineClient(f"http://{host}:{port}", session, token), service, session)
     await runner.cleanup()
 
 
@@ -311,3 +311,28 @@ async def test_a_call_alone_on_a_paced_engine_gets_only_its_share(model: Path) -
         started = clock()
         await engine.generate("alone.", [3, 4, 5], 20)
         assert clock() - started >= 20 * settings.capacity / 200.0 - 0.15
+
+
+@pytest.mark.parametrize(
+    "credential", [None, "", "Bearer ", "Bearer wrong", "token", "Basic token", "Bearer t\u00f6ken"]
+)
+async def test_without_the_token_nothing_but_health_is_served(model: Path, credential: str | None) -> None:
+    headers = {} if credential is None else {"Authorization": credential}
+    async with served(options(model), "token") as engine:
+        url = engine.client.base_url
+        for route in Endpoints(engine.service).routes():
+            async with engine.session.request(route.method, url + route.path, headers=headers) as response:
+                assert response.status == (200 if route.path == "/health" else 401), route.path
+                if response.status == 401:
+                    assert "Unauthorized" in (await response.json())["error"]["message"]
+        assert engine.service.batcher.counters.tokens_sampled == 0 and not engine.service.paused
+
+
+async def test_the_token_opens_every_endpoint_to_the_client(model: Path) -> None:
+    async with served(options(model), "token") as engine:
+        assert await engine.client.ready()
+        assert len((await engine.generate("call", PROMPT, 5)).ids) > 0
+        await engine.client.pause("abort")
+        with pytest.raises(EngineRefused, match="401"):
+            await EngineClient(engine.client.base_url, engine.session, "other").resume_generation()
+        assert engine.service.paused

@@ -22,7 +22,7 @@ from gyre_hpc.gateway.call_log import CallLogReader, ExecutionEnd, call_logs
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CallRecord, CellId, ExecutionId, Version
-from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
+from gyre_hpc.transport.links import LinkServer, PeerLink, read_secret, write_rendezvous, write_secret
 from gyre_hpc.transport.messages import (
     CloseExecution,
     ExecutionSealed,
@@ -36,6 +36,7 @@ from gyre_hpc.transport.messages import (
     Unroute,
     Unrouted,
 )
+from gyre_hpc.transport.rendezvous import engine_token
 
 KEY = "key"
 PATIENCE_S = 60.0
@@ -48,8 +49,10 @@ class HttpEngine:
     tokens: list[int]
     pause_after: int = 0
     prompts: list[list[int]] = field(default_factory=list)
+    credentials: set[str | None] = field(default_factory=set)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
+        self.credentials.add(request.headers.get("Authorization"))
         body = await request.json()
         self.prompts.append(body["input_ids"])
         known = len(self.prompts[0])
@@ -154,6 +157,7 @@ async def test_a_killed_worker_comes_back_on_the_same_port_with_its_calls(
         answer = await repeat
         assert answer["choices"][0]["message"]["content"] == "an answer in pieces"
         assert engine.prompts[1] == engine.prompts[0] + engine.tokens[:3]
+        assert engine.credentials == {f"Bearer {engine_token(read_secret(layout))}"}
 
         await second.close()
         third = await server.accept()

@@ -4,7 +4,8 @@
 
 Binds first, then writes "HOST PORT" to the port file; dies with its parent. Streams are incremental, as SGLang's under
 --incremental-streaming-output. A body that cannot be served is refused with 400 naming the field, an engine whose
-memory is released with 503, a control call the state does not allow with 400 naming the state.
+memory is released with 503, a control call the state does not allow with 400 naming the state. With a token every
+request but GET /health must carry it (`Authorization: Bearer TOKEN`, as under SGLang's --api-key), else 401.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import hmac
 import logging
 import os
 import signal
@@ -26,6 +28,7 @@ import msgspec
 import torch
 import uvloop
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from gyre_hpc.engines import wire
 from gyre_hpc.engines.torch.calls import Call, Finish
@@ -251,8 +254,28 @@ async def _refusals(request: web.Request, handler: _Handler) -> web.StreamRespon
         return _json(wire.ErrorAnswer(wire.ErrorBody(str(error), code=status)), status)
 
 
-def application(service: Service) -> web.Application:
-    """The aiohttp application; its lifetime runs the engine loop, and a fault of the loop ends the process."""
+def _credential_check(token: str) -> Middleware:
+    """Refuse whoever does not know `token`, before the body is read."""
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        public = request.method == "GET" and request.path == "/health"
+        if public or hmac.compare_digest(given, expected):
+            return await handler(request)
+        log.warning("%s %s refused: no valid bearer token", request.method, request.path)
+        answer = wire.ErrorAnswer(wire.ErrorBody("Unauthorized: no valid bearer token", code=401))
+        return _json(answer, 401)
+
+    return check
+
+
+def application(service: Service, token: str = "") -> web.Application:
+    """The aiohttp application; its lifetime runs the engine loop, and a fault of the loop ends the process.
+
+    Without a `token` it is open to all.
+    """
 
     async def engine_loop(app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(service.run())
@@ -262,7 +285,8 @@ def application(service: Service) -> web.Application:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    app = web.Application(middlewares=[_refusals], client_max_size=_MAX_BODY)
+    checks = [_credential_check(token)] if token else []
+    app = web.Application(middlewares=[*checks, _refusals], client_max_size=_MAX_BODY)
     app.add_routes(Endpoints(service).routes())
     app.cleanup_ctx.append(engine_loop)
     return app
@@ -274,10 +298,10 @@ def _end_process_on_fault(task: asyncio.Task[None]) -> None:
         os._exit(1)
 
 
-async def listen(service: Service, host: str, port: int) -> tuple[web.AppRunner, str, int]:
+async def listen(service: Service, host: str, port: int, token: str = "") -> tuple[web.AppRunner, str, int]:
     """Serve on host:port (0 = any free port); returns the runner to clean up and the address bound."""
     runner = web.AppRunner(
-        application(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        application(service, token), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
     )
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024).start()
@@ -285,10 +309,10 @@ async def listen(service: Service, host: str, port: int) -> tuple[web.AppRunner,
     return runner, str(bound[0]), int(bound[1])
 
 
-async def serve(options: Options, host: str, port: int, port_file: Path | None) -> None:
+async def serve(options: Options, host: str, port: int, port_file: Path | None, token: str) -> None:
     """Bind, publish the address, serve until SIGTERM or SIGINT."""
     service = Service(options)
-    runner, bound_host, bound_port = await listen(service, host, port)
+    runner, bound_host, bound_port = await listen(service, host, port, token)
     log.info("serving %s on %s:%d", options.model, bound_host, bound_port)
     if port_file is not None:
         partial = port_file.with_name(f".{port_file.name}.{os.getpid()}")
@@ -327,14 +351,24 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="paced device; 0 = off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--api-key-stdin", action="store_true", help="the bearer token comes on stdin")
     parser.add_argument("--parent", type=int, help="pid of the starting process, to die with it")
     return parser.parse_args(argv)
+
+
+def _token_of_stdin() -> str:
+    """The bearer token; ends the process if there is none, for an engine open to all was not asked for."""
+    token = sys.stdin.read().strip()
+    if not token:
+        sys.exit("--api-key-stdin: stdin is empty")
+    return token
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the engine process."""
     args = _arguments(argv)
     die_with_parent(args.parent)
+    token = _token_of_stdin() if args.api_key_stdin else ""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     torch.set_num_threads(args.threads)
     torch.set_num_interop_threads(1)
@@ -349,7 +383,7 @@ def main(argv: list[str] | None = None) -> None:
         tokens_per_s=args.tokens_per_s,
     )
     try:
-        uvloop.run(serve(options, args.host, args.port, args.port_file))
+        uvloop.run(serve(options, args.host, args.port, args.port_file, token))
     except (GyreError, OSError) as error:
         log.critical("engine of %s on %s:%d: %s", args.model, args.host, args.port, error)
         sys.exit(1)
