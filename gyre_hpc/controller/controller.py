@@ -261,6 +261,7 @@ class Controller:
                 self.observer.fault(f"group {group}", f"written off: {reason}")
             case p.EndBurst(version=end):
                 self.observer.burst_ended(self.driver.state.burst.index, end)
+                self._send_processor(msg.Seal())
             case p.RestoreCore(cell=cell):
                 self.steps.restore_core(cell)
             case p.Stop(reason=reason):
