@@ -69,6 +69,3 @@ class Evaluations:
         else:
             point.invalid += 1
         return point
-
-    def completed(self) -> list[EvaluationPoint]:
-        return [point for point in self.points if point.complete]

@@ -8,7 +8,6 @@ incarnation; one that ends on purpose, or for a reason a restart cannot cure, en
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ import uvloop
 
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, MissingInput, StorageFull
+from gyre_hpc.launch.signals import die_with_parent
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ MAX_SHORT_LIVES = 3
 BACK_OFF_S = 0.2
 INCARNATIONS_PER_WORKER = 20
 """A worker takes the next number for each new link; a launch has a thousand."""
-_PR_SET_PDEATHSIG = 1
 
 
 def listen(host: str) -> socket.socket:
@@ -113,14 +112,6 @@ def work(run: Path, launch: int, incarnation: int, handle: int) -> None:
     uvloop.run(live())
 
 
-def _end_with_parent() -> None:
-    """Nobody restarts or ends a worker without its parent: it dies with it."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0 after a clean end, else that of the error."""
     parser = argparse.ArgumentParser(prog="python -m gyre_hpc.gateway.process")
@@ -132,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if options.socket is not None:
-            _end_with_parent()
+            die_with_parent(os.getppid())  # nobody restarts or ends a worker without its parent
             work(options.run, options.launch, options.incarnation, options.socket)
             return 0
         host = load_run_config(options.run).cluster.host

@@ -33,7 +33,9 @@ def follow_parent(sig: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
     return preexec
 
 
-def die_with_parent(sig: signal.Signals = signal.SIGKILL) -> None:
-    """Ask for `sig` when this process's parent ends; for a process that was started without `follow_parent`."""
+def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
+    """Ask for `sig` when `parent` ends, at once if it has; for a process that was started without `follow_parent`."""
     if _prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), sig)

@@ -66,18 +66,13 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of an incarnation. `address` is the URL or host:port the peer serves ("" if none).
-
-    `claims` and `open_batch` list what a re-connecting cell still holds.
-    """
+    """First message of an incarnation. `address` is the URL or host:port the peer serves ("" if none)."""
 
     kind: PeerKind
     index: int
     pid: int
     host: str
     address: str
-    claims: tuple[str, ...] = ()
-    open_batch: int | None = None
 
 
 class Heartbeat(Message, frozen=True):
@@ -303,7 +298,7 @@ class MicroStepRef(msgspec.Struct, frozen=True):
 
 
 class GroupProcessed(Message, frozen=True):
-    """The group is ready (`valid` >= 2) or dead. `weights_executions` is its share of |E|: its valid executions."""
+    """`valid` executions have a score, the group's share of |E|: from 2 on it is ready, below that dead for `reason`."""
 
     group: GroupId
     valid: int

@@ -71,7 +71,6 @@ def test_an_invalid_assessment_is_no_zero() -> None:
     evaluations.outcome(ExecutionId(1), Assessment(None, False, "evaluator died"))
     point = evaluations.outcome(ExecutionId(2), None)
     assert (point.mean, point.invalid, point.complete) == (1.0, 2, True)
-    assert evaluations.completed() == [point]
 
 
 def test_two_points_of_one_version_fill_one_after_the_other() -> None:

@@ -141,3 +141,25 @@ def test_a_local_cluster_gets_the_local_launcher(tmp_path: Path) -> None:
 def test_a_spec_that_cannot_be_laid_out_is_refused(shape: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="cell-0"):
         ProcessSpec("cell-0", ["true"], **shape)  # type: ignore[arg-type]
+
+
+async def test_a_process_that_asked_for_it_dies_with_its_parent(tmp_path: Path) -> None:
+    child = (
+        "import os, signal; from gyre_hpc.launch.signals import die_with_parent;"
+        "die_with_parent(os.getppid()); print(os.getpid(), flush=True); signal.pause()"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", parent, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    pid = int(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
+    process.kill()
+    await process.wait()
+    await until_dead(pid)
+
+
+async def test_a_process_whose_parent_is_gone_already_dies_at_once() -> None:
+    code = "from gyre_hpc.launch.signals import die_with_parent; die_with_parent(1 << 22)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == -signal.SIGKILL
