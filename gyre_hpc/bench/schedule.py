@@ -1,8 +1,8 @@
 """`gyre bench schedule`: gyre, colocate and async live on four paced cells; wall time of an optimizer step.
 
 All three meet the same tasks, seeds and device speeds (paced.py), at mean staleness 1, each at its best design point:
-gyre and colocate with bursts of three steps (mu=3, phi=0), async with mu=1, phi=1 and the split 2+2 that fits the work (a
-step costs as much training as rollout). Both baselines stream: groups train as they become ready, which for async is
+gyre and colocate with bursts of three steps (mu=3, phi=0), async with mu=1, phi=1 and the split 2+2 that fits the work: a
+step costs as much training as rollout, 8.6 cell-seconds each, so with 1+3 or 3+1 one pool alone needs 8.6 s. Both baselines stream: groups train as they become ready, which for async is
 stronger than the paper's baseline A0 (its A3) and for colocate with phi=0 changes nothing (its C0).
 Steady state: from the publication that ends the warm-up to the last one. The bench refuses to compare runs whose measured
 staleness differs by more than 0.25, and a run that met more than 80 % CPU use is invalid: then nobody had paced devices.

@@ -88,4 +88,7 @@ def test_each_policy_runs_live_on_paced_cells(entrant: Entrant) -> None:
     (seen,) = schedule.measure([entrant], 3, script, tiny)
     assert seen.seconds_per_step > 0
     assert seen.staleness == pytest.approx(1.0, abs=0.5)
-    assert "training busy" in seen.device_time and "rollout busy" in seen.device_time
+    assert sum(seen.device_time.values()) == pytest.approx(1.0)
+    assert {"rollout", "training"} <= {name.split()[0] for name in seen.device_time}
+    assert seen.own_cpu_share > 0
+    assert not set(seen.reasons) - {"completed", "harness_timeout"}
