@@ -131,8 +131,6 @@ class ScheduleConfig:
     """m: extra executions per group; the first N valid outcomes count, the surplus is withdrawn."""
     max_staleness: int = -1
     """Most steps a group may be behind when consumed; -1 = ceil(2(phi+mu))."""
-    order: str = "fifo"
-    """Launch order: `fifo`."""
     max_void_bursts: int = 3
     """Bursts in a row without a step after which the run checkpoints and stops."""
     training_cells: int = 0
@@ -191,8 +189,6 @@ class ClusterConfig:
 class TransportConfig:
     """Links and regions."""
 
-    kind: str = "sockets"
-    """`sockets`."""
     heartbeat_s: float = 1.0
     """Seconds between two heartbeats."""
     pull_timeout_s: float = 120.0
@@ -229,10 +225,8 @@ class GatewayConfig:
 class HarnessConfig:
     """The agent program, launched unmodified."""
 
-    name: str = "reference"
-    """Name, used for role rules and logs."""
     command: list[str] = field(default_factory=list)
-    """Command line; {base_url}, {workspace}, {instruction}, {seed} are filled in. Empty for `reference` = the shipped program."""
+    """Command line; {base_url}, {workspace}, {instruction}, {seed} are filled in. Empty = the shipped reference program."""
     env: dict[str, str] = field(default_factory=dict)
     """Extra environment; the same placeholders apply."""
     dialect: str = "openai-chat"

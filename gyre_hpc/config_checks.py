@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 CHOICES = {
     "schedule.policy": ("gyre", "colocate", "async"),
-    "schedule.order": ("fifo",),
     "engine.kind": ("torch",),
     "cluster.kind": ("local", "slurm"),
-    "transport.kind": ("sockets",),
     "objective.kind": ("sequence_clip", "grpo"),
     "harness.dialect": ("openai-chat", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),
