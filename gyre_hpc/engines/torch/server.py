@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import hmac
 import logging
 import os
@@ -34,10 +33,10 @@ from gyre_hpc.engines import wire
 from gyre_hpc.engines.torch.calls import Call, Finish
 from gyre_hpc.engines.torch.service import Options, Reader, Service, Unavailable
 from gyre_hpc.errors import GyreError
+from gyre_hpc.launch.signals import die_with_parent
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _MAX_BODY = 256 * 2**20
 
 _Body = TypeVar("_Body", bound=wire.Request)
@@ -326,15 +325,6 @@ async def serve(options: Options, host: str, port: int, port_file: Path | None, 
     await runner.cleanup()
 
 
-def die_with_parent(parent: int | None) -> None:
-    """Ask the kernel for SIGKILL when the parent ends; exit at once if it already has."""
-    if parent is None:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(f"parent {parent} ended before the engine started")
-
-
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gyre_hpc.engines.torch.server", description=__doc__)
     parser.add_argument(
@@ -367,7 +357,8 @@ def _token_of_stdin() -> str:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the engine process."""
     args = _arguments(argv)
-    die_with_parent(args.parent)
+    if args.parent is not None:
+        die_with_parent(args.parent)
     token = _token_of_stdin() if args.api_key_stdin else ""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     torch.set_num_threads(args.threads)
