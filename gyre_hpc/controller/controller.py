@@ -24,15 +24,16 @@ from gyre_hpc.controller.executions import Execution, ExecutionHooks, ExecutionT
 from gyre_hpc.controller.history import History
 from gyre_hpc.controller.journal import AttemptOpened, Closed, Journal, Outcome, Resumed, Sealed
 from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import Connected, Exited, Inbound, PeerId, Peers, Said, Suspected
+from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.reception import SERVICES, Reception
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
 from gyre_hpc.controller.weights import WeightKeeper, unsaved
-from gyre_hpc.errors import ProtocolViolation, ScheduleStuck
+from gyre_hpc.errors import ScheduleStuck
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
+from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.state import GroupStatus
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 SHUTDOWN_GRACE_S = 20.0
 CHECKPOINT_GRACE_S = 30.0
-SERVICES = (PeerKind.GATEWAY, PeerKind.PROCESSOR, PeerKind.RUNNER)
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,8 @@ class Controller:
         self.config, self.journal = context.config, context.journal
         self.evaluations = history.evaluations
         self.started_at = history.started_at or time.time()
-        self._services: set[PeerKind] = set()
         self._stop_reason = history.state.stop_reason
         self._interrupted = ""
-        self._running_calls: dict[int, int] = {}
         self._ticked_at = time.monotonic()
         self.supervision = Supervision(peers, self.config.cluster, context.layout.root)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
@@ -92,11 +90,24 @@ class Controller:
             self.evaluations,
             self.observer,
         )
+        self.reception = Reception(
+            self.config,
+            peers,
+            self.driver,
+            self.executions,
+            self.cells,
+            self.batches,
+            self.weights,
+            self.steps,
+            self.processing,
+            self.observer,
+            self.supervision,
+        )
 
     def _execution_hooks(self) -> ExecutionHooks:
         config, secret = self.config, self.context.secret
         return ExecutionHooks(
-            runner=self._send_runner,
+            runner=lambda message: self.peers.send(PeerKind.RUNNER, 0, message),
             gateway=self._send_gateway,
             key=lambda id, attempt: queries.execution_key(secret, id, attempt),
             gateway_url=lambda: self.peers.address(PeerKind.GATEWAY),
@@ -156,7 +167,7 @@ class Controller:
             if self._interrupted:
                 await self._save_before_leaving()
         finally:
-            self.peers.send(PeerKind.PROCESSOR, 0, msg.Seal())
+            self.processing.send(msg.Seal())
             await self.peers.shut_down(self._interrupted or self._stop_reason or "done", SHUTDOWN_GRACE_S)
             await self.weights.tidied()
             self.journal.close()
@@ -195,15 +206,17 @@ class Controller:
         self.processing.unsealed = resume.not_at_rest(self.context.layout, history)
         self.processing.awaited = {group.id for group in groups.values() if group.status is not pending}
         self.processing.tell_again(groups, history.outcomes)
+        for id in (id for group in groups.values() for id in group.executions if id in history.outcomes):
+            self._count_valid(history.outcomes[id])
         resume.go_on(self.executions, history)
 
     async def _serve(self) -> None:
         while not self._interrupted and not self._ended():
             with contextlib.suppress(TimeoutError):
-                self._note(await asyncio.wait_for(self.peers.inbox.get(), TICK_S))
+                self.reception.note(await asyncio.wait_for(self.peers.inbox.get(), TICK_S))
             while not self.peers.inbox.empty():
-                self._note(self.peers.inbox.get_nowait())
-            await self._restart_the_dead()
+                self.reception.note(self.peers.inbox.get_nowait())
+            await self.reception.restart_the_dead()
             if time.monotonic() - self._ticked_at >= TICK_S:
                 self._tick()
 
@@ -211,7 +224,7 @@ class Controller:
         """The schedule has stopped; after the last step the outcomes still under way are waited for."""
         if self._stop_reason is None:
             return False
-        return bool(self._stop_reason) or (self._ready and not self.executions.unfinished())
+        return bool(self._stop_reason) or (self.reception.ready and not self.executions.unfinished())
 
     def _tick(self) -> None:
         self._ticked_at = time.monotonic()
@@ -220,7 +233,7 @@ class Controller:
         self.cells.end_doubts(self._ticked_at)
         publishing = self.weights.publishing is not None
         cells, state = list(self.cells.cells.values()), self.driver.state
-        self.observer.sample(cells, self.batches, state, self._running_calls, publishing)
+        self.observer.sample(cells, self.batches, state, self.reception.running_calls, publishing)
         self.context.progress.tick(state, cells)
 
     # ---- the schedule -------------------------------------------------------------------------------------------
@@ -261,7 +274,7 @@ class Controller:
                 self.observer.fault(f"group {group}", f"written off: {reason}")
             case p.EndBurst(version=end):
                 self.observer.burst_ended(self.driver.state.burst.index, end)
-                self._send_processor(msg.Seal())
+                self.processing.send(msg.Seal())
             case p.RestoreCore(cell=cell):
                 self.steps.restore_core(cell)
             case p.Stop(reason=reason):
@@ -274,167 +287,6 @@ class Controller:
         for id in group.executions:
             self.executions.register(id, group.group, query)
         self.processing.expect(group.group, version, group.executions)
-
-    # ---- peers --------------------------------------------------------------------------------------------------
-
-    def _note(self, inbound: Inbound) -> None:
-        match inbound:
-            case Said(peer=peer, message=msg.Goodbye(error=error)):
-                if error:
-                    self.supervision.said_goodbye(peer, error)
-            case Said(peer=(PeerKind.CELL, index), message=message):
-                self._from_cell(CellId(index), message)
-            case Said(message=message):
-                self._from_service(message)
-            case Connected(peer=(PeerKind.CELL, index)):
-                self._cell_connected(CellId(index))
-            case Connected(peer=(kind, _), again=again):
-                self._service_connected(kind, again)
-            case Exited(peer=peer, code=code):
-                self._exited(peer, code)
-            case Suspected(peer=(PeerKind.CELL, index), recovered=recovered):
-                self._cell_suspected(CellId(index), recovered)
-            case Suspected(peer=(kind, _), recovered=recovered):
-                log.warning("%s %s", kind, "is alive again" if recovered else "is silent")
-
-    def _from_cell(self, cell: CellId, message: msg.Message) -> None:
-        match message:
-            case msg.Claim(batch=batch):
-                self.batches.claim(cell, batch)
-            case msg.MicroStepDone():
-                self.steps.micro_step_done(cell, message)
-            case msg.MicroStepUnavailable():
-                self.steps.micro_step_unavailable(cell, message, self._outcomes())
-            case msg.Contribution():
-                self.steps.contribution(cell, message)
-            case msg.BatchCommitted():
-                self.steps.committed(message)
-            case msg.CommitFailed(cell=lost, reason=reason):
-                self.observer.fault(f"cell-{lost}", f"its contribution could not be pulled: {reason}")
-                self.batches.commit_failed(lost)
-            case msg.WeightsPublished():
-                self.weights.weights_published(message)
-                self.steps.sync()
-            case msg.TrainerRestored():
-                self.steps.trainer_restored(cell, message, ready=self._ready)
-            case msg.CellSwitched():
-                self._cell_switched(cell, message)
-            case msg.EngineDown(cause=cause):
-                self.observer.fault(f"cell-{cell}", f"engine down: {cause}")
-                self.cells.engine_died(cell, cause)
-            case msg.SwitchFailed(state=state, error=error):
-                self.observer.fault(f"cell-{cell}", f"{state}: {error}; the cell is restarted")
-                self.peers.kill(PeerKind.CELL, cell)
-            case _:
-                raise ProtocolViolation(f"cell {cell} sent {type(message).__name__}")
-
-    def _cell_switched(self, cell: CellId, message: msg.CellSwitched) -> None:
-        self.observer.switched(self.cells.cells[cell], message)
-        if message.role is p.Role.TRAINING:
-            self.batches.trainer_version[cell] = message.version
-        self.cells.switched(cell, message)
-        self.steps.sync()
-        self.weights.finish_publication()
-
-    def _cell_connected(self, cell: CellId) -> None:
-        self.cells.hello(cell)
-        nobody = self.weights.restored is None and self.weights.restoring is None
-        if nobody and cell == min(self.cells.cells):
-            self.weights.restore(cell)
-
-    def _cell_suspected(self, cell: CellId, recovered: bool) -> None:
-        if recovered:
-            self.cells.engine_answers(cell)
-        else:
-            self.observer.fault(f"cell-{cell}", "no heartbeat: its calls move on")
-            self.cells.engine_down(cell, "no heartbeat")
-
-    def _from_service(self, message: msg.Message) -> None:
-        match message:
-            case msg.ExecutionStarted():
-                self.executions.started(message)
-            case msg.ExecutionClosed():
-                self.executions.closed(message)
-            case msg.ExecutionAssessed():
-                self.executions.assessed(message)
-            case msg.ExecutionSealed():
-                self.executions.gateway_sealed(message)
-            case msg.HeldBack():
-                self._send_runner(message)
-            case msg.Unrouted(cell=cell):
-                state = self.driver.state
-                batch = state.open_batch.index if state.open_batch is not None else 0
-                core = cell == state.core
-                self.cells.unrouted(cell, core, batch, self.batches.snapshot, state.core_version)
-            case msg.EngineFault(cell=cell, cause=cause):
-                self.observer.fault(f"cell-{cell}", f"the gateway could not use its engine: {cause}")
-                until = time.monotonic() + self.config.cluster.suspect_after_s / 4
-                if not self.cells.doubt_engine(cell, cause, until):
-                    self.peers.kill(PeerKind.CELL, cell)
-            case msg.GatewayStatus(running=running):
-                self._running_calls = running
-            case msg.GroupProcessed():
-                self._group_processed(message)
-            case msg.ShardSealed(shard=shard, executions=ids):
-                log.info("%s sealed with %d executions", shard, len(ids))
-                self.processing.sealed(ids)
-            case _:
-                raise ProtocolViolation(f"a service sent {type(message).__name__}")
-
-    def _group_processed(self, message: msg.GroupProcessed) -> None:
-        group = self.driver.state.groups.get(message.group)
-        if group is None:
-            self._send_processor(msg.DropGroup(message.group))
-            return
-        self.processing.take(message)
-        self.batches.published_again(message.micro_steps)
-        self.steps.offer_weights(ready=self._ready)
-        if group.status is not GroupStatus.PENDING:
-            return
-        if message.valid >= 2:
-            self.feed(p.GroupReady(message.group, len(message.micro_steps)))
-        else:
-            self.feed(p.GroupDead(message.group, message.reason))
-
-    def _service_connected(self, kind: PeerKind, again: bool) -> None:
-        returned = kind in self._services
-        self._services.add(kind)
-        if kind is PeerKind.GATEWAY:
-            self._gateway_connected(returned, again)
-        self.steps.offer_weights(ready=self._ready)
-
-    def _gateway_connected(self, returned: bool, again: bool) -> None:
-        if returned:
-            self.cells.gateway_returned()
-        if returned and again:
-            self.executions.gateway_returned()
-        elif returned:
-            self.executions.gateway_lost()
-        self.executions.gateway_up()
-
-    @property
-    def _ready(self) -> bool:
-        """Whether every service has come up."""
-        return set(SERVICES) <= self._services
-
-    def _exited(self, peer: PeerId, code: int) -> None:
-        kind, index = peer
-        name = f"cell-{index}" if kind is PeerKind.CELL else str(kind)
-        self.observer.fault(name, self.supervision.exited(peer, code))
-        if kind is PeerKind.CELL:
-            cell = CellId(index)
-            self.steps.cell_lost(cell)
-            self.cells.lost(cell)
-            self.weights.finish_publication()
-
-    async def _restart_the_dead(self) -> None:
-        for peer in await self.supervision.relaunch_the_dead():
-            if peer.kind is PeerKind.CELL:
-                self.cells.restarted(CellId(peer.index))
-            elif peer.kind is PeerKind.RUNNER:
-                self.executions.runner_lost()
-            elif peer.kind is PeerKind.PROCESSOR:
-                self.processing.tell_again(self.driver.state.groups, self._outcomes())
 
     # ---- outcomes -----------------------------------------------------------------------------------------------
 
@@ -449,16 +301,18 @@ class Controller:
         self.journal.append(Outcome(time.time(), outcome))
         self.observer.ended(execution)
         self.processing.outcome(outcome)
-        if execution.group is not None and self.config.schedule.oversample:
-            self.feed(p.Outcome(execution.id, outcome.assessment is not None))
+        if execution.group is not None:
+            self._count_valid(outcome)
         if execution.evaluation:
             point = self.evaluations.outcome(execution.id, outcome.assessment)
             if point.complete:
                 self.observer.evaluated(point)
 
-    def _outcomes(self) -> dict[ExecutionId, msg.ExecutionOutcome]:
-        table = self.executions.executions
-        return {id: item.outcome for id, item in table.items() if item.outcome is not None}
+    def _count_valid(self, outcome: msg.ExecutionOutcome) -> None:
+        """Oversampling goes by valid outcomes; a repeat changes nothing."""
+        if self.config.schedule.oversample:
+            assessment = outcome.assessment
+            self.feed(p.Outcome(outcome.execution, assessment is not None and assessment.valid))
 
     async def _save_before_leaving(self) -> None:
         """A checkpoint of the newest version, a step under way included, unless the core dies or takes too long."""
@@ -478,7 +332,7 @@ class Controller:
 
     async def _serve_while(self, condition: Callable[[], bool]) -> None:
         while condition():
-            self._note(await self.peers.inbox.get())
+            self.reception.note(await self.peers.inbox.get())
 
     # ---- small things -------------------------------------------------------------------------------------------
 
@@ -490,9 +344,3 @@ class Controller:
 
     def _send_gateway(self, message: msg.Message) -> None:
         self.peers.send(PeerKind.GATEWAY, 0, message)
-
-    def _send_runner(self, message: msg.Message) -> None:
-        self.peers.send(PeerKind.RUNNER, 0, message)
-
-    def _send_processor(self, message: msg.Message) -> None:
-        self.peers.send(PeerKind.PROCESSOR, 0, message)

@@ -198,6 +198,10 @@ class ExecutionTable:
         """The workspace is preserved: only the assessment is missing."""
         self.hooks.runner(AssessExecution(execution.id, execution.attempt, execution.query))
 
+    def outcomes(self) -> dict[ExecutionId, ExecutionOutcome]:
+        """Of all finished executions."""
+        return {id: item.outcome for id, item in self.executions.items() if item.outcome is not None}
+
     def unfinished(self) -> Iterable[Execution]:
         """Executions with an attempt but without an outcome, oldest first."""
         return [item for _, item in sorted(self.executions.items()) if item.attempt and item.outcome is None]

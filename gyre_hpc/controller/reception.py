@@ -1,0 +1,213 @@
+"""What peers say and do, each handed to the state machine that it concerns.
+
+The controller's loop calls `note` for everything on its inbox, one at a time and in order, then `restart_the_dead`. A
+message that its sender cannot have meant raises ProtocolViolation; late ones are for the state machines to know.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.controller.batches import BatchRunner
+from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.driver import Driver
+from gyre_hpc.controller.executions import ExecutionTable
+from gyre_hpc.controller.observer import Observer
+from gyre_hpc.controller.peers import Connected, Exited, Inbound, PeerId, Peers, Said, Suspected
+from gyre_hpc.controller.processing import Processing
+from gyre_hpc.controller.steps import Steps
+from gyre_hpc.controller.supervision import Supervision
+from gyre_hpc.controller.weights import WeightKeeper
+from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.records import CellId
+from gyre_hpc.schedule import protocol as p
+from gyre_hpc.schedule.state import GroupStatus
+from gyre_hpc.transport import messages as msg
+from gyre_hpc.transport.messages import PeerKind
+
+log = logging.getLogger(__name__)
+SERVICES = (PeerKind.GATEWAY, PeerKind.PROCESSOR, PeerKind.RUNNER)
+
+
+@dataclass
+class Reception:
+    """The state machines of one controller, seen from its peers. `services` are the kinds that have come up."""
+
+    config: RunConfig
+    peers: Peers
+    driver: Driver
+    executions: ExecutionTable
+    cells: CellTable
+    batches: BatchRunner
+    weights: WeightKeeper
+    steps: Steps
+    processing: Processing
+    observer: Observer
+    supervision: Supervision
+    services: set[PeerKind] = field(default_factory=set)
+    running_calls: dict[int, int] = field(default_factory=dict)
+    """Model calls per cell, as the gateway said last."""
+
+    def note(self, inbound: Inbound) -> None:
+        """Something a peer said or did."""
+        match inbound:
+            case Said(peer=peer, message=msg.Goodbye(error=error)):
+                if error:
+                    self.supervision.said_goodbye(peer, error)
+            case Said(peer=(PeerKind.CELL, index), message=message):
+                self._from_cell(CellId(index), message)
+            case Said(message=message):
+                self._from_service(message)
+            case Connected(peer=(PeerKind.CELL, index)):
+                self._cell_connected(CellId(index))
+            case Connected(peer=(kind, _), again=again):
+                self._service_connected(kind, again)
+            case Exited(peer=peer, code=code):
+                self._exited(peer, code)
+            case Suspected(peer=(PeerKind.CELL, index), recovered=recovered):
+                self._cell_suspected(CellId(index), recovered)
+            case Suspected(peer=(kind, _), recovered=recovered):
+                log.warning("%s %s", kind, "is alive again" if recovered else "is silent")
+
+    def _from_cell(self, cell: CellId, message: msg.Message) -> None:
+        match message:
+            case msg.Claim(batch=batch):
+                self.batches.claim(cell, batch)
+            case msg.MicroStepDone():
+                self.steps.micro_step_done(cell, message)
+            case msg.MicroStepUnavailable():
+                self.steps.micro_step_unavailable(cell, message, self.executions.outcomes())
+            case msg.Contribution():
+                self.steps.contribution(cell, message)
+            case msg.BatchCommitted():
+                self.steps.committed(message)
+            case msg.CommitFailed(cell=lost, reason=reason):
+                self.observer.fault(f"cell-{lost}", f"its contribution could not be pulled: {reason}")
+                self.batches.commit_failed(lost)
+            case msg.WeightsPublished():
+                self.weights.weights_published(message)
+                self.steps.sync()
+            case msg.TrainerRestored():
+                self.steps.trainer_restored(cell, message, ready=self.ready)
+            case msg.CellSwitched():
+                self._cell_switched(cell, message)
+            case msg.EngineDown(cause=cause):
+                self.observer.fault(f"cell-{cell}", f"engine down: {cause}")
+                self.cells.engine_died(cell, cause)
+            case msg.SwitchFailed(state=state, error=error):
+                self.observer.fault(f"cell-{cell}", f"{state}: {error}; the cell is restarted")
+                self.peers.kill(PeerKind.CELL, cell)
+            case _:
+                raise ProtocolViolation(f"cell {cell} sent {type(message).__name__}")
+
+    def _cell_switched(self, cell: CellId, message: msg.CellSwitched) -> None:
+        self.observer.switched(self.cells.cells[cell], message)
+        if message.role is p.Role.TRAINING:
+            self.batches.trainer_version[cell] = message.version
+        self.cells.switched(cell, message)
+        self.steps.sync()
+        self.weights.finish_publication()
+
+    def _cell_connected(self, cell: CellId) -> None:
+        self.cells.hello(cell)
+        nobody = self.weights.restored is None and self.weights.restoring is None
+        if nobody and cell == min(self.cells.cells):
+            self.weights.restore(cell)
+
+    def _cell_suspected(self, cell: CellId, recovered: bool) -> None:
+        if recovered:
+            self.cells.engine_answers(cell)
+        else:
+            self.observer.fault(f"cell-{cell}", "no heartbeat: its calls move on")
+            self.cells.engine_down(cell, "no heartbeat")
+
+    def _from_service(self, message: msg.Message) -> None:
+        match message:
+            case msg.ExecutionStarted():
+                self.executions.started(message)
+            case msg.ExecutionClosed():
+                self.executions.closed(message)
+            case msg.ExecutionAssessed():
+                self.executions.assessed(message)
+            case msg.ExecutionSealed():
+                self.executions.gateway_sealed(message)
+            case msg.HeldBack():
+                self.peers.send(PeerKind.RUNNER, 0, message)
+            case msg.Unrouted(cell=cell):
+                state = self.driver.state
+                batch = state.open_batch.index if state.open_batch is not None else 0
+                core = cell == state.core
+                self.cells.unrouted(cell, core, batch, self.batches.snapshot, state.core_version)
+            case msg.EngineFault(cell=cell, cause=cause):
+                self.observer.fault(f"cell-{cell}", f"the gateway could not use its engine: {cause}")
+                until = time.monotonic() + self.config.cluster.suspect_after_s / 4
+                if not self.cells.doubt_engine(cell, cause, until):
+                    self.peers.kill(PeerKind.CELL, cell)
+            case msg.GatewayStatus(running=running):
+                self.running_calls = running
+            case msg.GroupProcessed():
+                self._group_processed(message)
+            case msg.ShardSealed(shard=shard, executions=ids):
+                log.info("%s sealed with %d executions", shard, len(ids))
+                self.processing.sealed(ids)
+            case _:
+                raise ProtocolViolation(f"a service sent {type(message).__name__}")
+
+    def _group_processed(self, message: msg.GroupProcessed) -> None:
+        group = self.driver.state.groups.get(message.group)
+        if group is None:
+            self.processing.send(msg.DropGroup(message.group))
+            return
+        self.processing.take(message)
+        self.batches.published_again(message.micro_steps)
+        self.steps.offer_weights(ready=self.ready)
+        if group.status is not GroupStatus.PENDING:
+            return
+        if message.valid >= 2:
+            self.driver.feed(p.GroupReady(message.group, len(message.micro_steps)))
+        else:
+            self.driver.feed(p.GroupDead(message.group, message.reason))
+
+    def _service_connected(self, kind: PeerKind, again: bool) -> None:
+        returned = kind in self.services
+        self.services.add(kind)
+        if kind is PeerKind.GATEWAY:
+            self._gateway_connected(returned, again)
+        self.steps.offer_weights(ready=self.ready)
+
+    def _gateway_connected(self, returned: bool, again: bool) -> None:
+        if returned:
+            self.cells.gateway_returned()
+        if returned and again:
+            self.executions.gateway_returned()
+        elif returned:
+            self.executions.gateway_lost()
+        self.executions.gateway_up()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every service has come up."""
+        return set(SERVICES) <= self.services
+
+    def _exited(self, peer: PeerId, code: int) -> None:
+        kind, index = peer
+        name = f"cell-{index}" if kind is PeerKind.CELL else str(kind)
+        self.observer.fault(name, self.supervision.exited(peer, code))
+        if kind is PeerKind.CELL:
+            cell = CellId(index)
+            self.steps.cell_lost(cell)
+            self.cells.lost(cell)
+            self.weights.finish_publication()
+
+    async def restart_the_dead(self) -> None:
+        """Relaunch them and tell them, or what depended on them, where things stand."""
+        for peer in await self.supervision.relaunch_the_dead():
+            if peer.kind is PeerKind.CELL:
+                self.cells.restarted(CellId(peer.index))
+            elif peer.kind is PeerKind.RUNNER:
+                self.executions.runner_lost()
+            elif peer.kind is PeerKind.PROCESSOR:
+                self.processing.tell_again(self.driver.state.groups, self.executions.outcomes())
