@@ -91,7 +91,6 @@ def test_the_flex_mask_equals_the_oracle_and_padding_stays_apart() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_compiled_flex_kernel_has_the_gradient_of_the_dense_mask() -> None:
     device = torch.device("cuda")
     step = random_tree(5, nodes=20, longest=40).as_forest()
