@@ -27,6 +27,8 @@ REPO = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 LIMIT_S = 400.0
 """Limit of any wait: several times what a loaded machine needs."""
+GONE_S = 60.0
+"""Processes of a dead controller are killed by the kernel; so long they may take on a loaded machine."""
 POLL_S = 0.05
 T = TypeVar("T")
 E = TypeVar("E")
@@ -274,6 +276,12 @@ def quietly(ask: Callable[[], T]) -> T | None:
 
 
 def all_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that do not end; empty when all do."""
-    _, alive = psutil.wait_procs(processes, timeout=60)
-    return [process for process in alive if quietly(process.status) != psutil.STATUS_ZOMBIE]
+    """Those that do not end; empty when all do. A pid that another process has got since is not waited for."""
+    deadline = time.monotonic() + GONE_S
+    while (left := [process for process in processes if lives(process)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
+
+
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and quietly(process.status) not in (None, psutil.STATUS_ZOMBIE)
