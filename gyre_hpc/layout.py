@@ -67,6 +67,10 @@ class RunLayout:
         """The starting policy in Hugging Face layout (copied at start-up, so that a run is self-contained)."""
         return self.root / "model"
 
+    def named(self, path: Path) -> str:
+        """`path` as records and messages name it: relative to the run folder, which others may see at another place."""
+        return path.relative_to(self.root).as_posix()
+
     def checkpoint(self, version: Version) -> Path:
         return self.checkpoints / f"v{version:06d}"
 

@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -325,13 +324,13 @@ class Cell:
         resident = self.role is CellRole.TRAINING
         arrays = await self._trainer.publish(folder, message.version, resident=resident)
         manifest = await self._publish_weights(message.version, arrays)
-        self._send(WeightsPublished(message.version, manifest, str(folder) if folder is not None else ""))
+        self._send(WeightsPublished(message.version, manifest, self._layout.named(folder) if folder else ""))
 
     async def _restore(self, message: RestoreTrainer) -> None:
         self._work = None
         resident = self.role is CellRole.TRAINING
         arrays = await self._trainer.restore_from(
-            Path(message.checkpoint), message.version, resident=resident
+            self._layout.root / message.checkpoint, message.version, resident=resident
         )
         self._core = True
         manifest = await self._publish_weights(message.version, arrays)

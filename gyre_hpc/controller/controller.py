@@ -138,14 +138,15 @@ class Controller:
         )
 
     def _weight_keeper(self) -> WeightKeeper:
+        layout = self.context.layout
         return WeightKeeper(
-            layout=self.context.layout,
+            layout=layout,
             journal=self.journal,
             cells=self.cells,
             batches=self.batches,
             send=self._send_cell,
             published=lambda version: self.steps.version_served(version),
-            checkpoint=self.history.checkpoint or (Version(0), str(self.context.layout.model)),
+            checkpoint=self.history.checkpoint or (Version(0), layout.named(layout.model)),
             every=self.config.trainer.checkpoint_every,
             keep=self.config.trainer.keep_checkpoints,
             publications=self.history.publications,

@@ -76,10 +76,15 @@ def read_history(folder: Path, settings: Settings) -> History:
             case StepTaken():
                 history.steps.append(entry)
             case CheckpointWritten(version=version, folder=path):
-                history.checkpoint = (version, path)
+                history.checkpoint = (version, _in_run(Path(path)))
             case Resumed():
                 history.resumes += 1
     return history
+
+
+def _in_run(checkpoint: Path) -> str:
+    """The folder relative to the run folder; an absolute one names the place where the run folder was when it was written."""
+    return "/".join(checkpoint.parts[-2:])
 
 
 def _replay(history: History, entry: Happened, folder: Path) -> None:

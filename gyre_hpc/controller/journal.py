@@ -83,7 +83,7 @@ class StepTaken(Entry, frozen=True):
 
 
 class CheckpointWritten(Entry, frozen=True):
-    """A checkpoint is complete on disk."""
+    """A checkpoint is complete on disk. `folder` is relative to the run folder; a reader takes an absolute one as well."""
 
     version: Version
     folder: str

@@ -1,8 +1,8 @@
 """The core's weights from the controller's side: restore, snapshot, publication, checkpoints.
 
 `snapshot` is the newest region satellites may pull; `checkpoint` the newest complete folder on disk, the place a lost
-core or a resumed run starts from. A publication is complete when every live rollout engine has confirmed the version;
-the schedule is told exactly once.
+core or a resumed run starts from, named relative to the run folder. A publication is complete when every live rollout
+engine has confirmed the version; the schedule is told exactly once.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class WeightKeeper:
         """A checkpoint is on disk: journal it, then, beside the loop, remove the oldest beyond `keep`."""
         self.checkpoint = (version, folder)
         self.journal.append(CheckpointWritten(time.time(), version, folder))
-        task = asyncio.create_task(self._tidy(Path(folder)))
+        task = asyncio.create_task(self._tidy(self.layout.root / folder))
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
 

@@ -389,7 +389,7 @@ class PublishWeights(Message, frozen=True):
 
 
 class RestoreTrainer(Message, frozen=True):
-    """To the new core: load the checkpoint folder, answer with TrainerRestored."""
+    """To the new core: load the checkpoint folder (relative to the run folder), answer with TrainerRestored."""
 
     checkpoint: str
     version: Version
@@ -468,7 +468,10 @@ class CommitFailed(Message, frozen=True):
 
 
 class WeightsPublished(Message, frozen=True):
-    """`weights` is the region satellites and engines pull; `checkpoint` is a folder or "" if none was asked."""
+    """`weights` is the region satellites and engines pull; `checkpoint` is a folder or "" if none was asked.
+
+    Relative to the run folder.
+    """
 
     version: Version
     weights: Manifest

@@ -88,6 +88,7 @@ class Trainer:
     def __init__(self) -> None:
         self.version, self.layout_digest = V0, "layout"
         self.weight, self.gradient, self.open, self.resident = 1.0, 0.0, False, False
+        self.restored = Path()
 
     async def leave(self) -> None:
         self.resident = False
@@ -102,7 +103,7 @@ class Trainer:
     async def restore_from(self, folder: Path, version: Version, *, resident: bool) -> Arrays:
         await self.clear()
         assert resident == self.resident
-        self.version = version
+        self.version, self.restored = version, folder
         return {"w": np.array([self.weight])}
 
     async def micro_step(self, step: MicroStep) -> tuple[dict[str, float], float]:
@@ -353,6 +354,16 @@ async def test_a_restored_core_offers_its_weights_whatever_its_role(bench: Bench
     await bench.train(core=True)
     (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V1))
     assert isinstance(restored, TrainerRestored)
+
+
+async def test_a_checkpoint_is_named_relative_to_the_run_folder_of_whoever_hears_of_it(
+    bench: Bench, tmp_path: Path
+) -> None:
+    await bench.train(core=True)
+    (published,) = await bench.tell(PublishWeights(V1, checkpoint=True))
+    assert isinstance(published, WeightsPublished) and published.checkpoint == "checkpoints/v000001"
+    await bench.tell(RestoreTrainer(published.checkpoint, V1))
+    assert bench.trainer.restored == tmp_path / "checkpoints" / "v000001"
 
 
 async def test_a_batch_cannot_start_in_rollout(bench: Bench) -> None:

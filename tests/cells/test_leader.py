@@ -146,7 +146,7 @@ class Controller:
         return [Peer(by_cell[cell], links[cell]) for cell in cells]
 
     async def restore(self, core: Peer, folder: Path, version: Version = V0) -> Manifest:
-        core.send(RestoreTrainer(str(folder), version))
+        core.send(RestoreTrainer(self.layout.named(folder), version))
         restored = await core.expect(TrainerRestored)
         assert restored.version == version
         return restored.weights
@@ -274,7 +274,7 @@ async def test_cells_roll_out_train_together_publish_and_roll_out_again(controll
     core.send(PublishWeights(V1, checkpoint=True))
     published = await core.expect(WeightsPublished)
     trained = weights_digest(await pull(published.weights, deadline_s=PATIENCE_S))
-    assert published.checkpoint == str(layout.checkpoint(V1))
+    assert published.checkpoint == "checkpoints/v000001"
     assert weights_digest(read_weights(layout.checkpoint(V1))) == trained
     assert trained == await reference_step(layout, steps[:2], steps[2:])
     for cell in (core, satellite):

@@ -12,14 +12,16 @@ import pytest
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.evaluations import Evaluations
-from gyre_hpc.controller.journal import Journal
+from gyre_hpc.controller.history import read_history
+from gyre_hpc.controller.journal import CheckpointWritten, Journal
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.weights import WeightKeeper, remove_older, unsaved
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import Version
+from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.machine import initial_state
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
+from gyre_hpc.transport.messages import RestoreTrainer
 
 
 def state(**changes: Any) -> State:
@@ -88,7 +90,7 @@ async def test_checkpoints_beyond_those_kept_go_once_the_journal_names_the_newes
     monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", fsync)
     for folder in folders:
         folder.mkdir()
-    weights.checkpointed(Version(3), str(folders[2]))
+    weights.checkpointed(Version(3), weights.layout.named(folders[2]))
     await weights.tidied()
     assert on_disk == [["v000001", "v000002", "v000003"]]
     assert sorted(path.name for path in weights.layout.checkpoints.iterdir()) == left
@@ -100,3 +102,31 @@ def test_a_checkpoint_that_the_journal_does_not_name_costs_no_older_one_its_plac
         (tmp_path / f"v{version:06d}").mkdir()
     remove_older(tmp_path / "v000002", keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v000002", "v000003"]
+
+
+async def test_a_run_folder_that_was_moved_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    before = keeper(tmp_path / "before", keep=2)
+    folder = before.layout.checkpoint(Version(3))
+    folder.mkdir()
+    before.checkpointed(Version(3), before.layout.named(folder))
+    await before.tidied()
+    before.journal.close()
+    moved = RunLayout((tmp_path / "before").rename(tmp_path / "after"))
+    checkpoint = read_history(moved.journal, Settings((4, 4))).checkpoint
+    assert checkpoint == (3, "checkpoints/v000003") and (moved.root / checkpoint[1]).is_dir()
+
+
+def test_a_journal_with_absolute_paths_goes_on_wherever_its_run_folder_is(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 1)
+    journal.append(CheckpointWritten(0.0, Version(3), "/somewhere/else/run/checkpoints/v000003"))
+    journal.close()
+    assert read_history(tmp_path, Settings((4, 4))).checkpoint == (3, "checkpoints/v000003")
+
+
+def test_a_core_is_told_its_checkpoint_relative_to_the_run_folder(tmp_path: Path) -> None:
+    sent: list[Any] = []
+    weights = keeper(tmp_path, keep=1)
+    weights.send = lambda cell, message: sent.append(message)
+    weights.restore(CellId(1))
+    assert sent == [RestoreTrainer("model", Version(0))]
+    weights.journal.close()
