@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 from plotly.subplots import make_subplots
 
 from gyre_hpc.report import metrics as m
@@ -18,11 +19,16 @@ from gyre_hpc.report.summary import idle_shares
 
 INK, MUTED, GRID, PAPER = "#16181d", "#565a63", "#e6e6e1", "#ffffff"
 BLUE, GREEN, AMBER, GREY, RED, ORANGE = "#2a78d6", "#1a9e6e", "#f0ac1c", "#c9c9c2", "#d8403c", "#e0622a"
+WATER, CAPACITY, STEP = "#12406f", "#8b8f99", "#b9bac0"
+"""Waterlevel, rollout capacity, and the thin line at an optimizer step."""
+FILL_OPACITY = 0.16
+"""Of the blue area under the waterlevel."""
 WORDS = {
     "rollout": "rollout",
     "training": "training",
     "leaving": "switching",
     "joining": "switching",
+    "recalled": "switching",
     "returning": "switching",
     "reloading": "switching",
     "loading": "switching",
@@ -53,7 +59,7 @@ CELL_ROW, WATER_ROWS, FRAME = 34, 250, 140
 """Heights in pixels: one cell's bar, the waterlevel plot, and everything around both."""
 
 
-def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
+def styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     """The common look: white ground, dark text, a legend above the plot."""
     figure.update_layout(
         template="plotly_white",
@@ -71,10 +77,10 @@ def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     return figure
 
 
-def _empty(text: str, height: int) -> go.Figure:
+def empty(text: str, height: int) -> go.Figure:
     figure = go.Figure()
     figure.add_annotation(text=text, showarrow=False, font={"size": 15, "color": MUTED})
-    _styled(figure, height)
+    styled(figure, height)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure
@@ -92,7 +98,7 @@ def score(lines: Sequence[m.AnyMetric]) -> go.Figure:
     points = [line for line in lines if isinstance(line, m.Evaluated) and line.score is not None]
     steps = [line for line in lines if isinstance(line, m.Step) and line.score is not None]
     if not points and not steps:
-        return _empty("no step and no evaluation yet", 360)
+        return empty("no step and no evaluation yet", 360)
     figure = go.Figure()
     figure.add_scatter(
         x=[line.version for line in steps],
@@ -117,7 +123,7 @@ def score(lines: Sequence[m.AnyMetric]) -> go.Figure:
     )
     values = [value for value in (*(p.score for p in points), *(s.score for s in steps)) if value is not None]
     last = max([*(line.version for line in points), *(line.version for line in steps)])
-    _styled(figure, 360, xaxis_title="policy version (optimizer steps)", yaxis_title="score")
+    styled(figure, 360, xaxis_title="policy version (optimizer steps)", yaxis_title="score")
     figure.update_yaxes(range=[min(0.0, *values), max(1.0, *values) * 1.02], tickformat=".1f")
     figure.update_xaxes(range=[-0.02 * last - 0.2, 1.02 * last + 0.2], tickformat="d")
     if last <= 10:
@@ -129,7 +135,7 @@ def role_timeline(lines: Sequence[m.AnyMetric]) -> go.Figure:
     """Waterlevel and capacity over the role of every cell; a thin line at each optimizer step."""
     cells = sorted({line.cell for line in lines if isinstance(line, m.RoleChange)})
     if not cells:
-        return _empty("no cell has started yet", 200)
+        return empty("no cell has started yet", 200)
     rows = CELL_ROW * len(cells)
     inner = WATER_ROWS + rows
     unit, word = time_unit(lines[-1].t)
@@ -145,9 +151,9 @@ def role_timeline(lines: Sequence[m.AnyMetric]) -> go.Figure:
     _joins(figure, [line for line in lines if isinstance(line, m.Join) and line.mid_batch], unit)
     for line in lines:
         if isinstance(line, m.Step):
-            figure.add_vline(x=line.t / unit, line={"color": "#b9bac0", "width": 1}, layer="below")
+            figure.add_vline(x=line.t / unit, line={"color": STEP, "width": 1}, layer="below")
     below = {"orientation": "h", "x": 0, "xanchor": "left", "y": -50 / inner, "yanchor": "top"}
-    _styled(figure, inner + FRAME, barmode="overlay", bargap=0.22, legend2=below)
+    styled(figure, inner + FRAME, barmode="overlay", bargap=0.22, legend2=below)
     figure.update_layout(margin_b=90)
     figure.update_yaxes(title_text="executions", rangemode="tozero", row=1, col=1)
     names = [f"cell {cell}" for cell in cells]
@@ -166,15 +172,15 @@ def _water(figure: go.Figure, changes: Sequence[m.Water], end: float, unit: floa
             "waterlevel (unfinished executions)",
             [line.waterlevel for line in water],
             {
-                "line": {"color": "#12406f", "width": 2},
+                "line": {"color": WATER, "width": 2},
                 "fill": "tozeroy",
-                "fillcolor": "rgba(42,120,214,.16)",
+                "fillcolor": f"rgba{(*hex_to_rgb(BLUE), FILL_OPACITY)}",
             },
         ),
         (
             "rollout capacity",
             [line.capacity for line in water],
-            {"line": {"color": "#8b8f99", "width": 1.2}},
+            {"line": {"color": CAPACITY, "width": 1.2}},
         ),
     ]
     if any(line.evaluating for line in water):
@@ -245,7 +251,7 @@ def staleness(lines: Sequence[m.AnyMetric]) -> go.Figure:
     """How many consumed groups were how many steps behind."""
     counts = Counter(stale for line in lines if isinstance(line, m.Step) for stale in line.staleness)
     if not counts:
-        return _empty("no group has been trained yet", 320)
+        return empty("no group has been trained yet", 320)
     keys = range(max(counts) + 1)
     values = [counts[key] for key in keys]
     figure = go.Figure()
@@ -259,7 +265,7 @@ def staleness(lines: Sequence[m.AnyMetric]) -> go.Figure:
         width=0.6,
         name="groups",
     )
-    _styled(figure, 320, xaxis_title="optimizer steps behind", yaxis_title="groups")
+    styled(figure, 320, xaxis_title="optimizer steps behind", yaxis_title="groups")
     figure.update_xaxes(dtick=max(1, len(keys) // 12), range=[-0.6, max(3, max(counts)) + 0.6])
     figure.update_yaxes(range=[0, 1.15 * max(values)])
     return figure
@@ -269,7 +275,7 @@ def idle(lines: Sequence[m.AnyMetric]) -> go.Figure:
     """Idle share of rollout cells, of training cells and of all device time, stacked by cause."""
     shares = idle_shares([line for line in lines if isinstance(line, m.Busy)])
     if not shares:
-        return _empty("no device time observed yet", 320)
+        return empty("no device time observed yet", 320)
     words = {"rollout": "as rollout cell", "training": "as training cell", "all": "all device time"}
     names = [words[name] for name in shares]
     figure = go.Figure()
@@ -294,6 +300,6 @@ def idle(lines: Sequence[m.AnyMetric]) -> go.Figure:
         showlegend=False,
         hoverinfo="skip",
     )
-    _styled(figure, 320, barmode="stack", yaxis_title="idle share", yaxis_tickformat=".0%")
+    styled(figure, 320, barmode="stack", yaxis_title="idle share", yaxis_tickformat=".0%")
     figure.update_yaxes(range=[0, min(1.1, 1.2 * max(totals) + 0.02)])
     return figure

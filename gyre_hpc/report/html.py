@@ -6,7 +6,7 @@ Everything in it comes from `metrics.jsonl`, but for the line under the title, w
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -40,14 +40,14 @@ th{color:#565a63;font-weight:600}td:first-child,th:first-child{text-align:left}
 @media(max-width:800px){.tiles{grid-template-columns:1fr 1fr}.pair{grid-template-columns:1fr}}
 """
 
-Builder = Callable[[Sequence[m.AnyMetric]], go.Figure]
 
-
-def _section(title: str, text: str, body: str) -> str:
+def section(title: str, text: str, body: str) -> str:
+    """A white box with a heading; `text` and `body` are HTML."""
     return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>"
 
 
-def _figure(build: Builder, lines: Sequence[m.AnyMetric], name: str) -> str:
+def plot(figure: go.Figure, name: str) -> str:
+    """A figure as HTML whose id is `name`; the page carries plotly's library."""
     config = {
         "displaylogo": False,
         "responsive": True,
@@ -56,9 +56,7 @@ def _figure(build: Builder, lines: Sequence[m.AnyMetric], name: str) -> str:
         "toImageButtonOptions": {"format": "svg", "filename": name},
         "plotlyServerURL": "",
     }
-    return str(
-        plotly.io.to_html(build(lines), include_plotlyjs=False, full_html=False, config=config, div_id=name)
-    )
+    return str(plotly.io.to_html(figure, include_plotlyjs=False, full_html=False, config=config, div_id=name))
 
 
 def _duration(seconds: float) -> str:
@@ -99,51 +97,56 @@ def _pair(left: str, right: str) -> str:
 
 
 def _plots(lines: Sequence[m.AnyMetric]) -> str:
-    score = _section(
+    score = section(
         "Score",
         "Held-out score with its standard error, over the score of every training batch.",
-        _figure(figures.score, lines, "score"),
+        plot(figures.score(lines), "score"),
     )
-    roles = _section(
+    roles = section(
         "Roles under the waterlevel",
         "As unfinished executions fall, cells leave rollout one by one and join the batch under way."
         " Thin vertical lines: optimizer steps.",
-        _figure(figures.role_timeline, lines, "roles"),
+        plot(figures.role_timeline(lines), "roles"),
     )
-    staleness = _section(
+    staleness = section(
         "Staleness",
         "Steps between a group's dispatch and the step that consumed it.",
-        _figure(figures.staleness, lines, "staleness"),
+        plot(figures.staleness(lines), "staleness"),
     )
-    idle = _section(
+    idle = section(
         "Idle time by cause",
         "Device time without tokens or micro-steps.",
-        _figure(figures.idle, lines, "idle"),
+        plot(figures.idle(lines), "idle"),
     )
     return score + roles + _pair(staleness, idle)
 
 
 def _tables(lines: Sequence[m.AnyMetric], summary: Summary) -> str:
-    ended = _section("Executions", "How they ended.", tables.reasons(lines))
-    points = _section("Held-out evaluations", "Means over valid executions.", tables.evaluations(summary))
+    ended = section("Executions", "How they ended.", tables.reasons(lines))
+    points = section("Held-out evaluations", "Means over valid executions.", tables.evaluations(summary))
     words = "From the decision until the cell serves its new role."
-    switches = _section("Role switches", words, tables.switches(lines))
+    switches = section("Role switches", words, tables.switches(lines))
     steps = f"<details><summary>Every optimizer step</summary>{tables.steps(lines)}</details>"
-    faults = _section("Faults", "What died or failed, and what was done.", tables.faults(lines))
+    faults = section("Faults", "What died or failed, and what was done.", tables.faults(lines))
     return f"{_pair(ended, points)}{switches}<section>{steps}</section>{faults}"
 
 
-def render(name: str, lines: Sequence[m.AnyMetric], summary: Summary, about: str = "") -> str:
-    """The whole page. `about`: one line on what was run."""
-    title, about = html.escape(name), html.escape(about)
+def page(title: str, about: str, body: str) -> str:
+    """A whole page with plotly's library inside; `title` and `about` are plain text, `body` is HTML."""
+    title, about = html.escape(title), html.escape(about)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style>"
         f"<script>{plotly.offline.get_plotlyjs()}</script></head><body><main>"
-        f'<h1>{title}</h1><p>{about}</p><div class="tiles">{_tiles(summary)}</div>'
-        f"{_plots(lines)}{_tables(lines, summary)}</main></body></html>"
+        f"<h1>{title}</h1><p>{about}</p>{body}</main></body></html>"
     )
+
+
+def render(name: str, lines: Sequence[m.AnyMetric], summary: Summary, about: str = "") -> str:
+    """The page of a run. `about`: one line on what was run."""
+    tiles = f'<div class="tiles">{_tiles(summary)}</div>'
+    return page(name, about, f"{tiles}{_plots(lines)}{_tables(lines, summary)}")
 
 
 def _about(layout: RunLayout) -> str:
