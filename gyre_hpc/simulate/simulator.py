@@ -31,11 +31,20 @@ class Stuck(GyreError):
 
 
 def simulate(
-    settings: Settings, world: World, workload: Workload, seed: int = 0, *, record: bool = False
+    settings: Settings,
+    world: World,
+    workload: Workload,
+    seed: int = 0,
+    *,
+    record: bool = False,
+    until: int | None = None,
 ) -> Outcome:
-    """One run to its end. `record`: also keep the metrics lines of a live run. Raises Stuck."""
+    """One run to its end, or to the first served version of at least `until`. Raises Stuck.
+
+    `record`: also keep the metrics lines of a live run.
+    """
     executions = settings.executions_dispatched
-    return _Simulation(settings, world, workload.groups(seed, executions), record).run()
+    return _Simulation(settings, world, workload.groups(seed, executions), record).run(until)
 
 
 class _Group:
@@ -77,9 +86,9 @@ class _Simulation:
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self, until: int | None = None) -> Outcome:
         self._begin()
-        while not self._state.finished:
+        while not self._state.finished and (until is None or self._state.published < until):
             self._pass_time()
             for execution, cut in self._rollout.pop_ended(self._now):
                 self._ended(execution, cut)

@@ -71,6 +71,8 @@ class Trace:
     forecasts: tuple[float, ...]
     limit_s: float
     training_per_s: float
+    training: tuple[tuple[float, ...], ...] = ()
+    """Node-seconds of training of each recorded execution; empty: `training_per_s` times its seconds."""
 
     def __post_init__(self) -> None:
         if not self.queries or min(map(len, self.queries)) < 1:
@@ -80,11 +82,15 @@ class Trace:
         draws = np.random.default_rng([seed, 2])
         while True:
             for index in draws.permutation(len(self.queries)):
-                members = np.array(self.queries[index])
-                first = draws.permutation(members)[:executions]
-                more = draws.choice(members, max(0, executions - len(members)))
-                seconds = np.minimum(np.concatenate([first, more]), self.limit_s)
-                yield from group_works(seconds[None], self.training_per_s, np.array([self.forecasts[index]]))
+                order = draws.permutation(len(self.queries[index]))
+                more = draws.choice(order, max(0, executions - len(order)))
+                chosen = np.concatenate([order[:executions], more]).tolist()
+                seconds = tuple(min(self.queries[index][member], self.limit_s) for member in chosen)
+                if self.training:
+                    training = tuple(self.training[index][member] for member in chosen)
+                else:
+                    training = tuple(value * self.training_per_s for value in seconds)
+                yield GroupWork(seconds, training, self.forecasts[index])
 
 
 def group_works(seconds: Float64, training_per_s: float, forecasts: Float64) -> Iterator[GroupWork]:

@@ -6,6 +6,8 @@ phi, capacities) is `schedule.settings.Settings`; what the executions do is a wo
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from gyre_hpc.errors import ConfigError
@@ -153,8 +155,12 @@ class World(msgspec.Struct, frozen=True):
 def even_cells(
     nodes: float, cells: int, slots: float, pool_nodes: float = 0.0
 ) -> tuple[tuple[Place, ...], Place]:
-    """(cells, pool) of a machine with `slots` executions on all `nodes`, split into `cells` equal cells and a pool."""
+    """(cells, pool) of a machine with `slots` executions on all `nodes`: equal cells and a standalone pool.
+
+    Capacities are whole numbers that add up to the slots, so those of two cells may differ by one.
+    """
     per_node = slots / nodes
+    pool = Place(pool_nodes, round(per_node * pool_nodes))
     own = (nodes - pool_nodes) / cells
-    place = Place(own, max(1, round(per_node * own)))
-    return (place,) * cells, Place(pool_nodes, round(per_node * pool_nodes))
+    ends = [round((slots - pool.capacity) * i / cells) for i in range(cells + 1)]
+    return tuple(Place(own, end - begin) for begin, end in itertools.pairwise(ends)), pool
