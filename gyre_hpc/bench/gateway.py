@@ -3,12 +3,14 @@
 Counted: HTTP, parse, canonicalise, match, render the delta, encode the engine request, log, reply. The engine is the
 fake border (`ScriptedEngine`): it encodes the request exactly as `engines.client` does and answers at once. The harness
 is a process of its own, so its CPU does not count. Baseline of the same run: rendering the whole history afresh for
-each call, on top of which such a gateway would do all the rest.
+each call, on top of which such a gateway would do all the rest. Yardstick of the machine, measured in turns with the
+gateway: a web handler that reads the same request body and answers as many bytes, and does nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import statistics
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -31,7 +34,7 @@ from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
-from gyre_hpc.gateway.server import web_app
+from gyre_hpc.gateway.server import MAX_BODY, web_app
 from gyre_hpc.records import CellId, Version
 
 SPECIALS = (
@@ -41,18 +44,33 @@ SPECIALS = (
 ANSWER_TOKENS_PER_CHUNK = 8
 BATCHES, BATCH = 9, 3
 """Measured calls per figure; the figure is the median over the batches, for a box that is shared."""
+
+
+@dataclass(frozen=True)
+class History:
+    """How the harness gets to the histories that are measured: `turns` tool results of `words` words each.
+
+    `conversations` of them, each of its own execution; the batches are shared out among them.
+    """
+
+    conversations: int
+    turns: int
+    words: int
+
+
+SMALL, LARGE = History(9, 3, 341), History(1, 94, 945)
+"""Histories whose measured calls have a median of 2,000 and of 100,000 prompt tokens."""
 ANSWER = (
     'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "cat notes"}}\n</tool_call><|im_end|>'
 )
 
 HARNESS = """
 import http.client, json, sys
-address, path, words = sys.argv[1], sys.argv[2], sys.argv[3].split()
-batches, batch, grow, steps = map(int, sys.argv[4:])
-connection = http.client.HTTPConnection(address)
+gateway, empty, words = sys.argv[1], sys.argv[2], sys.argv[3].split()
+conversations, turns, long, batches, batch = map(int, sys.argv[4:])
+connection, yardstick = http.client.HTTPConnection(gateway), http.client.HTTPConnection(empty)
 tool = {"name": "bash", "description": "run", "input_schema": {"type": "object"}}
 body = {"model": "m", "max_tokens": 200, "system": "be brief", "tools": [tool], "stream": True}
-messages = body["messages"] = [{"role": "user", "content": "go"}]
 state = 1
 def text(count):
     global state
@@ -61,26 +79,36 @@ def text(count):
         state = state * 6364136223846793005 % 2**64
         picked.append(words[(state >> 33) % len(words)])
     return " ".join(picked)
-def call():
+def post(connection, path):
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-    answer = connection.getresponse().read().decode()
+    return connection.getresponse().read().decode()
+def call():
+    answer = post(connection, f"/x/key{conversation}/v1/messages")
     handle = answer.split('"id":"toolu_')[1].split('"')[0]
     use = {"type": "tool_use", "id": "toolu_" + handle, "name": "bash", "input": {"command": "cat notes"}}
     messages.append({"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]})
+    return len(answer)
 def result(count):
     block = {"type": "tool_result", "tool_use_id": messages[-1]["content"][1]["id"], "content": text(count)}
     messages.append({"role": "user", "content": [block]})
-call()
-for _ in range(steps):
-    result(grow)
-    call()
-for _ in range(batches):
+def ready():
     print("ready", flush=True)
     sys.stdin.readline()
-    for _ in range(batch):
-        result(20)
+for conversation in range(conversations):
+    messages = body["messages"] = [{"role": "user", "content": "go"}]
+    call()
+    for _ in range(turns):
+        result(long)
         call()
-print("done", flush=True)
+    for _ in range(batches // conversations):
+        ready()
+        for _ in range(batch):
+            result(20)
+            size = call()
+        ready()
+        for _ in range(batch):
+            post(yardstick, f"/?size={size}")
+        ready()
 """
 
 
@@ -90,7 +118,8 @@ class ScriptedEngine:
     def __init__(self, answer: list[int]) -> None:
         self._answer = answer
         self.encoded = 0
-        self.prompt_tokens = 0
+        self.prompts: list[int] = []
+        """Prompt tokens of all calls."""
 
     async def generate(
         self,
@@ -103,7 +132,7 @@ class ScriptedEngine:
         sampling = wire.SamplingParams(max_new_tokens, stop_token_ids=list(stop_token_ids))
         request = wire.GenerateRequest(list(input_ids), sampling, rid, True, -1, True, kv_key)
         self.encoded += len(msgspec.json.encode(request))
-        self.prompt_tokens = len(input_ids)
+        self.prompts.append(len(input_ids))
         for start in range(0, len(self._answer), ANSWER_TOKENS_PER_CHUNK):
             ids = self._answer[start : start + ANSWER_TOKENS_PER_CHUNK]
             finish = "stop" if start + len(ids) == len(self._answer) else None
@@ -135,49 +164,81 @@ def word_tokenizer(folder: Path) -> list[str]:
     return words
 
 
-async def _measure(
-    rendering: Rendering, words: list[str], folder: Path, grow: int, steps: int
-) -> tuple[float, int, float]:
-    """(CPU ms per call, prompt tokens at the last call, CPU ms of one render of the last history)."""
+@dataclass(frozen=True)
+class Measured:
+    """Medians of one history's measured calls: CPU ms of the gateway and of the empty handler, prompt tokens."""
+
+    gateway_ms: float
+    empty_ms: float
+    tokens: int
+    render_ms: float
+    """CPU ms of rendering such a history once."""
+
+
+async def _empty(request: web.Request) -> web.Response:
+    await request.read()
+    return web.Response(body=b" " * int(request.query["size"]))
+
+
+@contextlib.asynccontextmanager
+async def _serving(app: web.Application) -> AsyncIterator[str]:
+    """The application on a free port; its host:port."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def _measure(rendering: Rendering, words: list[str], folder: Path, history: History) -> Measured:
     engine = ScriptedEngine(rendering.tokenizer.encode(ANSWER))
     router = Router(lambda _: engine, lambda *_: None)
     router.route(CellId(0), "scripted", 8, Version(0))
-    log = CallLog(folder / f"calls-{steps}.log", 1)
+    log = CallLog(folder / f"calls-{history.turns}.log", 1)
     app = GatewayApp(rendering, router, log, GatewayConfig(max_output_tokens=200), 1 << 20)
-    app.open_execution(0, 1, "key")
-    runner = web.AppRunner(web_app(app), handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"127.0.0.1:{runner.addresses[0][1]}"
-    arguments = [address, "/x/key/v1/messages", " ".join(words), *map(str, (BATCHES, BATCH, grow, steps))]
+    for execution in range(history.conversations):
+        app.open_execution(execution, 1, f"key{execution}")
+    empty = web.Application(client_max_size=MAX_BODY)
+    empty.router.add_post("/", _empty)
+    async with _serving(web_app(app)) as gateway_address, _serving(empty) as empty_address:
+        gateway_ms, empty_ms, tokens = await _drive(
+            engine, [gateway_address, empty_address, " ".join(words)], history
+        )
+        await app.close()
+    log.close()
+    return Measured(gateway_ms, empty_ms, tokens, _render_cost(rendering, words, history))
+
+
+async def _drive(engine: ScriptedEngine, borders: list[str], history: History) -> tuple[float, float, int]:
+    """Run the harness: medians of the gateway's and the empty handler's CPU ms per call, and of the prompt tokens."""
+    numbers = [history.conversations, history.turns, history.words, BATCHES, BATCH]
     harness = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", "-c", HARNESS, *arguments, stdin=-1, stdout=-1
+        sys.executable, "-I", "-S", "-c", HARNESS, *borders, *map(str, numbers), stdin=-1, stdout=-1
     )
     assert harness.stdin is not None and harness.stdout is not None
-    spent: list[float] = []
-    await harness.stdout.readline()
-    for _ in range(BATCHES):
-        started = time.process_time()
+    gateway: list[float] = []
+    empty: list[float] = []
+    tokens: list[int] = []
+    while await harness.stdout.readline():
+        for spent in (gateway, empty):
+            started = time.process_time()
+            harness.stdin.write(b"\n")
+            await harness.stdout.readline()
+            spent.append((time.process_time() - started) / BATCH * 1000)
+        tokens += engine.prompts[-BATCH:]
         harness.stdin.write(b"\n")
-        await harness.stdout.readline()
-        spent.append((time.process_time() - started) / BATCH * 1000)
     await harness.wait()
-    prompt = engine.prompt_tokens
-    fresh = _render_cost(rendering, words, grow, steps)
-    await app.close_execution(0, 1)
-    await runner.cleanup()
-    log.close()
-    return statistics.median(spent), prompt, fresh
+    return statistics.median(gateway), statistics.median(empty), int(statistics.median(tokens))
 
 
-def _render_cost(rendering: Rendering, words: list[str], grow: int, steps: int) -> float:
+def _render_cost(rendering: Rendering, words: list[str], history: History) -> float:
     """CPU ms of rendering a history of this size as a whole."""
     chance = random.Random(0)
     messages = [{"role": "user", "content": "go"}]
-    for _ in range(steps):
+    for _ in range(history.turns):
         call = {"id": "x", "function": {"name": "bash", "arguments": json.dumps({"command": "cat notes"})}}
         messages.append({"role": "assistant", "content": "I look.", "tool_calls": [call]})  # type: ignore[dict-item]
-        messages.append({"role": "tool", "content": " ".join(chance.choices(words, k=grow))})
+        messages.append({"role": "tool", "content": " ".join(chance.choices(words, k=history.words))})
     started = time.process_time()
     rendering.render(messages)
     return (time.process_time() - started) * 1000
@@ -189,18 +250,28 @@ def run() -> dict[str, Figure]:
         folder = Path(name)
         words = word_tokenizer(folder)
         rendering = Rendering(folder, "qwen3", thinking=False)
-        small, small_tokens, small_fresh = uvloop.run(_measure(rendering, words, folder, 120, 2))
-        large, large_tokens, large_fresh = uvloop.run(_measure(rendering, words, folder, 940, 96))
-    baseline = "rendering the whole history ({} tokens) afresh for each call: {:.2f} ms for that alone"
+        small = uvloop.run(_measure(rendering, words, folder, SMALL))
+        large = uvloop.run(_measure(rendering, words, folder, LARGE))
+    again = "rendering the whole history afresh for each call"
     return {
-        "cpu_ms_2k": Figure(small, "ms", "lower", 1.0, None, baseline.format(small_tokens, small_fresh)),
-        "cpu_ms_100k": Figure(large, "ms", "lower", 5.0, None, baseline.format(large_tokens, large_fresh)),
+        "cpu_ms_2k": _figure(small, 1.0),
+        "cpu_ms_100k": _figure(large, 5.0),
+        "empty_cpu_ms_2k": _yardstick(small),
+        "empty_cpu_ms_100k": _yardstick(large),
         "rerender_over_gateway_100k": Figure(
-            large_fresh / large,
-            "ratio",
-            "higher",
-            None,
-            None,
-            "rendering the whole history afresh for each call",
+            large.render_ms / large.gateway_ms, "ratio", "higher", None, None, again
         ),
     }
+
+
+def _figure(measured: Measured, aim: float) -> Figure:
+    against = (
+        f"histories with a median of {measured.tokens} tokens; rendering one afresh for each call:"
+        f" {measured.render_ms:.2f} ms for that alone; an empty handler of the same bytes: {measured.empty_ms:.2f} ms"
+    )
+    return Figure(measured.gateway_ms, "ms", "lower", aim, None, against)
+
+
+def _yardstick(measured: Measured) -> Figure:
+    against = "the machine: an empty handler that reads the same body and answers as many bytes, in turns with the gateway"
+    return Figure(measured.empty_ms, "ms", "lower", None, None, against)
