@@ -87,7 +87,7 @@ def expected(schema: Schema, key: str) -> str:
     return WORDS.get(str(item.type), str(item.type))
 
 
-def _advice(schema: Schema, key: str) -> str:
+def _advice(schema: Schema, key: str, verb: str) -> str:
     known = known_keys(schema)
     section = key.rpartition(".")[0]
     if section in known and str(known[section].type).startswith("dict"):
@@ -97,14 +97,16 @@ def _advice(schema: Schema, key: str) -> str:
         return f"did you mean '{near}'?"
     if section in known and section_type(known[section]) is not None:
         return f"{section} has: {', '.join(_names_in(schema, section))}"
-    return "gyre train --help lists all keys"
+    return f"{verb} --help lists all keys"
 
 
-def key_error(schema: Schema, key: str, reason: str, value: str | None = None) -> ConfigError:
+def key_error(
+    schema: Schema, key: str, reason: str, value: str | None = None, verb: str = "gyre train"
+) -> ConfigError:
     """What is wrong with `key` and what to do; `reason` is the checker's word, used where the key exists."""
     key = re.sub(r"\[.*", "", key)
     if key not in known_keys(schema):
-        return ConfigError(f"config key '{key}': no such key", fix=_advice(schema, key))
+        return ConfigError(f"config key '{key}': no such key", fix=_advice(schema, key, verb))
     given = key if value is None else f"{key}={value}"
     return ConfigError(f"{given}: {reason}", fix=f"{key} is {expected(schema, key)}")
 

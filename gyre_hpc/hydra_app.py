@@ -61,17 +61,23 @@ def register() -> None:
 def compose(overrides: list[str]) -> RunConfig:
     """The typed configuration of these overrides. Raises ConfigError naming the key and the nearest valid one."""
     register()
+    with composed(RunConfig, conf_dir(), overrides, "gyre train") as plain:
+        return to_run_config(_own_keys(plain))
+
+
+@contextlib.contextmanager
+def composed(schema: type[Any], folder: Path, overrides: list[str], verb: str) -> Iterator[DictConfig]:
+    """`folder`/config.yaml with these overrides; errors, also those of the body, name the key of `schema` at fault."""
     GlobalHydra.instance().clear()
     with (
-        _named_errors(overrides),
-        hydra.initialize_config_dir(config_dir=str(conf_dir()), version_base="1.3"),
+        _named_errors(overrides, schema, verb),
+        hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"),
     ):
-        composed = hydra.compose(config_name="config", overrides=overrides)
-        return to_run_config(_own_keys(composed))
+        yield hydra.compose(config_name="config", overrides=overrides)
 
 
-def _own_keys(composed: DictConfig) -> DictConfig:
-    plain = OmegaConf.to_container(composed, resolve=True)
+def _own_keys(config: DictConfig) -> DictConfig:
+    plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     return OmegaConf.create(
         {key: value for key, value in plain.items() if key not in ("hydra", "experiment")}
@@ -79,21 +85,23 @@ def _own_keys(composed: DictConfig) -> DictConfig:
 
 
 @contextlib.contextmanager
-def _named_errors(overrides: list[str]) -> Iterator[None]:
+def _named_errors(
+    overrides: list[str], schema: type[Any] = RunConfig, verb: str = "gyre train"
+) -> Iterator[None]:
     """What Hydra, OmegaConf and the YAML parser say, in words that name the key or file at fault."""
     try:
         yield
     except MissingConfigException as error:
         raise _no_such_choice(error) from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise _named(error, overrides) from error
+        raise _named(error, overrides, schema, verb) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"conf/: {error}", fix="mend that file") from error
     except ValueError as error:
         if not str(error).startswith("Config group override"):
             raise
         raise ConfigError(
-            f"{' '.join(overrides)}: {error}", fix="gyre train --help lists the choices"
+            f"{' '.join(overrides)}: {error}", fix=f"{verb} --help lists the choices"
         ) from error
 
 
@@ -107,7 +115,7 @@ def _no_such_choice(error: MissingConfigException) -> ConfigError:
     )
 
 
-def _named(error: Exception, overrides: list[str]) -> ConfigError:
+def _named(error: Exception, overrides: list[str], schema: type[Any], verb: str) -> ConfigError:
     """Our words where a key of ours is at fault, else Hydra's."""
     text = "\n".join(str(part) for part in (error, error.__cause__) if part)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -116,13 +124,11 @@ def _named(error: Exception, overrides: list[str]) -> ConfigError:
         given = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
         key = next((key for key in given if key == at or key.startswith(f"{at}.")), at)
         reason = lines[lines.index(f"full_key: {at}") - 1]
-        found = key_error(RunConfig, key, reason, given.get(key))
+        found = key_error(schema, key, reason, given.get(key), verb)
         file = re.match(r"In '(.+?)'", text)
         return ConfigError(f"conf/{file[1]}.yaml: {found.message}", fix=found.fix) if file else found
     parsed = not isinstance(error, OverrideParseException)
-    fix = (
-        "gyre train --help shows keys and examples" if parsed else "write KEY=VALUE, as in schedule.steps=10"
-    )
+    fix = f"{verb} --help shows keys and examples" if parsed else "write KEY=VALUE, as in schedule.steps=10"
     return ConfigError("; ".join(lines), fix=fix)
 
 
@@ -155,8 +161,8 @@ def _refuse_beside_resume(arguments: list[str]) -> None:
 
 
 def _run_by_hydra(arguments: list[str], task: Callable[[RunConfig], None]) -> None:
-    def main(composed: DictConfig) -> None:
-        task(to_run_config(_own_keys(composed)))
+    def main(config: DictConfig) -> None:
+        task(to_run_config(_own_keys(config)))
 
     register()
     GlobalHydra.instance().clear()
