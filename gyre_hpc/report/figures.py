@@ -55,6 +55,8 @@ CAUSES = {
     "down": ("down or lost", RED),
 }
 """Cause of idleness -> its word and colour, in order of stacking."""
+DESIGN_COLOURS = (WATER, ORANGE, "#7a4fa3", "#0f7c86", "#a8323e", MUTED)
+"""Of designs that are compared; none of them means a role."""
 CELL_ROW, WATER_ROWS, FRAME = 34, 250, 140
 """Heights in pixels: one cell's bar, the waterlevel plot, and everything around both."""
 

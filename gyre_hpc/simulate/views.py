@@ -1,0 +1,58 @@
+"""What pictures and tables show of outcomes: the metrics lines of a live run, idle shares by cause, words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gyre_hpc.report import metrics as m
+from gyre_hpc.report.figures import time_unit
+from gyre_hpc.report.summary import idle_shares
+from gyre_hpc.simulate.outcome import Outcome
+
+Designs = Mapping[str, Sequence[Outcome]]
+"""Design -> its outcomes, one per seed, in the order the designs are to stand in."""
+
+
+def busy_lines(outcome: Outcome) -> list[m.Busy]:
+    """The device time of the whole run, as the lines of one cell."""
+    return [
+        m.Busy(outcome.seconds, 0, role, seconds, 0.0 if cause else seconds, cause)
+        for (role, cause), seconds in sorted(outcome.device_time.items())
+    ]
+
+
+def metric_lines(outcome: Outcome) -> list[m.AnyMetric]:
+    """All lines of a recorded outcome, in order of time; the last one is as late as the run's end."""
+    return [*outcome.lines, *busy_lines(outcome)]
+
+
+def recorded(designs: Designs) -> dict[str, Outcome]:
+    """The first outcome of each design that has lines."""
+    firsts = (
+        (name, next((one for one in outcomes if one.lines), None)) for name, outcomes in designs.items()
+    )
+    return {name: first for name, first in firsts if first is not None}
+
+
+def idle_by_cause(designs: Designs) -> dict[str, dict[str, float]]:
+    """Design -> cause of idleness -> share of all device time, over all seeds."""
+    shares = {}
+    for name, outcomes in designs.items():
+        lines = [line for outcome in outcomes for line in busy_lines(outcome)]
+        if lines:
+            causes = idle_shares(lines)["all"]
+            shares[name] = {cause: share for cause, share in causes.items() if cause != "total"}
+    return shares
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    unit, word = time_unit(seconds)
+    return f"{seconds / unit:.3g} {word}"
+
+
+def in_words(outcome: Outcome) -> str:
+    """A run in half a line."""
+    if not outcome.steps:
+        return outcome.reason or "no step"
+    return f"{duration(outcome.seconds_per_step())} per step, mean staleness {outcome.staleness:.2f}"
