@@ -47,6 +47,7 @@ from gyre_hpc.transport.messages import (
     PublishWeights,
     RegionKind,
     RestoreTrainer,
+    Serial,
     StartBatch,
     SwitchFailed,
     TrainerRestored,
@@ -94,6 +95,8 @@ class Cell:
         self._engine, self._trainer, self._regions = engine, trainer, regions
         self._machine = RoleMachine()
         self._core = False
+        self._served_as = Serial(-1)
+        """The BecomeEngine whose weights the engine serves."""
         self._work: BatchWork | None = None
         self._handed_over: dict[int, Manifest] = {}
         self._weights: deque[Manifest] = deque()
@@ -162,7 +165,7 @@ class Cell:
             return
         self._core = message.core
         self._machine.to(CellRole.TRAINING)
-        self._switched(CellSwitched(Role.TRAINING, self._trainer.version, "", phases))
+        self._switched(CellSwitched(Role.TRAINING, self._trainer.version, "", phases, message.serial))
         await self._take_up_work()
 
     async def _take_training_memory(self, message: BecomeTrainer, phases: Phases) -> None:
@@ -188,6 +191,7 @@ class Cell:
         except GyreError as error:
             self._fail(CellRole.QUARANTINED, error)
             return
+        self._served_as = message.serial
         self._serving(message.version, phases)
 
     async def _revive_engine(self) -> None:
@@ -212,7 +216,7 @@ class Cell:
 
     def _serving(self, version: Version, phases: Phases) -> None:
         self._machine.to(CellRole.ROLLOUT)
-        self._switched(CellSwitched(Role.ROLLOUT, version, self._engine.address, phases))
+        self._switched(CellSwitched(Role.ROLLOUT, version, self._engine.address, phases, self._served_as))
 
     def _switched(self, message: CellSwitched) -> None:
         times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in message.phases.items())

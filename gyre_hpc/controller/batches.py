@@ -8,6 +8,7 @@ all; a lost cell's micro-steps return, contributed or not, until the core has co
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ from gyre_hpc.transport.messages import (
     WorkReady,
 )
 
+log = logging.getLogger(__name__)
 INITIAL = Version(0)
 
 
@@ -215,8 +217,11 @@ class BatchRunner:
         )
         self.hooks.send(self.core, CommitBatch(ledger.batch, self.makes, self.executions, manifests))
 
-    def commit_failed(self, cell: CellId) -> None:
-        """The core could not pull this contribution: its work is unclaimed again."""
+    def commit_failed(self, cell: CellId, batch: int) -> None:
+        """The core could not pull this contribution: its work is unclaimed again. Late for any batch but the committing."""
+        if self.ledger is None or self.ledger.batch != batch or not self.committing:
+            log.info("late CommitFailed of batch %d, dropped", batch)
+            return
         self.committing = False
         self.cell_lost(cell)
 

@@ -5,13 +5,15 @@
                                      ROLLOUT <-> DOWN (engine died, suspect)          any -> LOST
 
 LEAVING waits for the gateway to move the cell's calls, JOINING for the trainer, LOADING and RETURNING for an engine
-that confirms its version; only then is the cell routed and the schedule told. `move` is the only place that changes a
-phase; a transition that is not listed raises IllegalTransition.
+that confirms its version; only then is the cell routed and the schedule told. Each command has a serial of its own: an
+answer to any but the newest is late, logged and changes nothing. `move` is the only place that changes a phase; a
+transition that is not listed raises IllegalTransition.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,11 +32,16 @@ from gyre_hpc.transport.messages import (
     BecomeEngine,
     BecomeTrainer,
     CellSwitched,
+    EngineFault,
     Manifest,
     Message,
     Route,
+    Serial,
     Unroute,
+    Unrouted,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Phase(enum.StrEnum):
@@ -80,6 +87,7 @@ TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
 )
 
 NOTHING_LOADED = Version(-1)
+NEVER = Serial(-1)
 MAX_DOUBTS = 3
 """A hung engine answers nobody and does not die: so often it is tried again before its cell is restarted."""
 
@@ -103,6 +111,10 @@ class Cell:
     """How often the gateway could not use its engine since it last loaded weights."""
     counted_out: bool = False
     """Whether the schedule has been told that it is unroutable, and not yet that it serves."""
+    switch: Serial = NEVER
+    """The newest BecomeEngine or BecomeTrainer."""
+    route: Serial = NEVER
+    """The newest Route or Unroute."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,8 @@ class CellHooks:
     feed: Callable[[AnyEvent], None]
     moved: Callable[[Cell, Phase], None]
     """(cell, previous phase): for timeline and logs."""
+    switched: Callable[[Cell, CellSwitched], None]
+    """A switch that was waited for has ended; its phase changes next."""
     clock: Callable[[], float]
 
 
@@ -127,6 +141,7 @@ class CellTable:
     weights: Manifest | None = None
     publishing: Version | None = None
     _doubted: dict[CellId, float] = field(default_factory=dict)
+    _serial: Serial = NEVER
 
     def add(self, id: CellId, capacity: int, *, known: bool) -> Cell:
         """`known`: the schedule counts this cell since its start; else it learns of it by CellAdded."""
@@ -164,7 +179,16 @@ class CellTable:
 
     def _load(self, cell: Cell) -> None:
         assert self.weights is not None
-        self.hooks.cell(cell.id, BecomeEngine(Version(self.weights.version), self.weights))
+        cell.switch = self._next_serial()
+        self.hooks.cell(cell.id, BecomeEngine(Version(self.weights.version), self.weights, cell.switch))
+
+    def _unroute(self, cell: Cell, drain_s: float, cause: str, *, gone: bool = False) -> None:
+        cell.route = self._next_serial()
+        self.hooks.gateway(Unroute(cell.id, drain_s, cause, cell.route, gone))
+
+    def _next_serial(self) -> Serial:
+        self._serial = Serial(self._serial + 1)
+        return self._serial
 
     def lost(self, id: CellId) -> None:
         """The cell's process is gone. Its calls move on, the schedule counts it out."""
@@ -175,7 +199,7 @@ class CellTable:
         routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
         self.move(cell, Phase.LOST)
         if routed:
-            self.hooks.gateway(Unroute(id, 0.0, "the cell is lost", gone=True))
+            self._unroute(cell, 0.0, "the cell is lost", gone=True)
         if cell.known:
             self.hooks.feed(CellLost(id))
         cell.known = cell.announced = False
@@ -195,16 +219,20 @@ class CellTable:
         if cell.phase is Phase.LOST:
             return
         self.move(cell, Phase.LEAVING)
-        self.hooks.gateway(Unroute(id, self.drain_s, "role switch"))
+        self._unroute(cell, self.drain_s, "role switch")
 
     def unrouted(
-        self, id: CellId, core: bool, batch: int, snapshot: Manifest | None, version: Version
+        self, message: Unrouted, core: bool, batch: int, snapshot: Manifest | None, version: Version
     ) -> None:
         """No call of ours is on the cell any more."""
-        cell = self.cells[id]
+        cell = self.cells[message.cell]
+        if _late(message, cell.route, cell):
+            return
         if cell.phase is Phase.LEAVING:
             self.move(cell, Phase.JOINING)
-            self.hooks.cell(id, BecomeTrainer(batch, core, None if core else snapshot, version))
+            cell.switch = self._next_serial()
+            weights = None if core else snapshot
+            self.hooks.cell(cell.id, BecomeTrainer(batch, core, weights, version, cell.switch))
         elif cell.phase is Phase.RELOADING:
             self.move(cell, Phase.LOADING)
             self._load(cell)
@@ -220,6 +248,9 @@ class CellTable:
     def switched(self, id: CellId, message: CellSwitched) -> None:
         """A switch ended well."""
         cell = self.cells[id]
+        if _late(message, cell.switch, cell):
+            return
+        self.hooks.switched(cell, message)
         if message.role is Role.TRAINING:
             if cell.phase is Phase.JOINING:
                 self.move(cell, Phase.TRAINING)
@@ -239,7 +270,8 @@ class CellTable:
         self._announce(cell)
 
     def _route(self, cell: Cell) -> None:
-        self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version))
+        cell.route = self._next_serial()
+        self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version, cell.route))
 
     def _announce(self, cell: Cell) -> None:
         """The cell serves. Said after every load, also one that replaced a newer version in the middle of a return."""
@@ -266,21 +298,24 @@ class CellTable:
         if cell.phase is Phase.ROLLOUT:
             self.move(cell, Phase.DOWN)
             cell.counted_out = True
-            self.hooks.gateway(Unroute(id, 0.0, cause, gone=True))
+            self._unroute(cell, 0.0, cause, gone=True)
             self.hooks.feed(CellUnroutable(id, cause))
         elif cell.phase is Phase.LOADING and cell.announced:
             self.move(cell, Phase.DOWN)
             self.hooks.feed(CellUnroutable(id, cause))
 
-    def doubt_engine(self, id: CellId, cause: str, until: float) -> bool:
+    def doubt_engine(self, fault: EngineFault, until: float) -> bool:
         """The gateway could not use the engine: its leader says so if it died, else it is routed again at `until`.
 
         False when it has been doubted too often since it last loaded: the cell is to be restarted.
         """
-        self.engine_down(id, cause)
-        self._doubted[id] = until
-        self.cells[id].doubts += 1
-        return self.cells[id].doubts < MAX_DOUBTS
+        cell = self.cells[fault.cell]
+        if _late(fault, cell.route, cell):
+            return True
+        self.engine_down(cell.id, fault.cause)
+        self._doubted[cell.id] = until
+        cell.doubts += 1
+        return cell.doubts < MAX_DOUBTS
 
     def end_doubts(self, now: float) -> None:
         """Route engines again that nobody called dead."""
@@ -307,7 +342,7 @@ class CellTable:
             if cell.phase is Phase.ROLLOUT:
                 self._route(cell)
             elif cell.phase in (Phase.LEAVING, Phase.RELOADING):
-                self.hooks.gateway(Unroute(cell.id, 0.0, "the gateway restarted", gone=True))
+                self._unroute(cell, 0.0, "the gateway restarted", gone=True)
 
     # ---- publication --------------------------------------------------------------------------------------------
 
@@ -318,7 +353,7 @@ class CellTable:
         for cell in self.cells.values():
             if cell.phase is Phase.ROLLOUT:
                 self.move(cell, Phase.RELOADING)
-                self.hooks.gateway(Unroute(cell.id, 0.0, "publication"))
+                self._unroute(cell, 0.0, "publication")
 
     def publication_complete(self) -> bool:
         """True once per publication, when every live engine serves it."""
@@ -329,3 +364,12 @@ class CellTable:
             return False
         self.publishing = None
         return True
+
+
+def _late(message: Unrouted | EngineFault | CellSwitched, newest: Serial, cell: Cell) -> bool:
+    """Whether the message answers a command that a later one has replaced."""
+    if message.serial == newest:
+        return False
+    kind = type(message).__name__
+    log.info("cell-%d (%s): late %s of %d, dropped", cell.id, cell.phase, kind, message.serial)
+    return True

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller import queries, resume
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.cell_table import CellHooks, CellTable
+from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import Execution, ExecutionHooks, ExecutionTable
 from gyre_hpc.controller.history import History
@@ -126,8 +126,14 @@ class Controller:
             gateway=self._send_gateway,
             feed=self.feed,
             moved=self.observer.moved,
+            switched=self._cell_switched,
             clock=self.observer.now,
         )
+
+    def _cell_switched(self, cell: Cell, message: msg.CellSwitched) -> None:
+        self.observer.switched(cell, message)
+        if message.role is p.Role.TRAINING:
+            self.batches.trainer_version[cell.id] = message.version
 
     def _batch_hooks(self) -> BatchHooks:
         return BatchHooks(

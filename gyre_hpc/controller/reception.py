@@ -84,9 +84,9 @@ class Reception:
                 self.steps.contribution(cell, message)
             case msg.BatchCommitted():
                 self.steps.committed(message)
-            case msg.CommitFailed(cell=lost, reason=reason):
+            case msg.CommitFailed(batch=batch, cell=lost, reason=reason):
                 self.observer.fault(f"cell-{lost}", f"its contribution could not be pulled: {reason}")
-                self.batches.commit_failed(lost)
+                self.batches.commit_failed(lost, batch)
             case msg.WeightsPublished():
                 self.weights.weights_published(message)
                 self.steps.sync()
@@ -104,9 +104,6 @@ class Reception:
                 raise ProtocolViolation(f"cell {cell} sent {type(message).__name__}")
 
     def _cell_switched(self, cell: CellId, message: msg.CellSwitched) -> None:
-        self.observer.switched(self.cells.cells[cell], message)
-        if message.role is p.Role.TRAINING:
-            self.batches.trainer_version[cell] = message.version
         self.cells.switched(cell, message)
         self.steps.sync()
         self.weights.finish_publication()
@@ -140,11 +137,11 @@ class Reception:
                 state = self.driver.state
                 batch = state.open_batch.index if state.open_batch is not None else 0
                 core = cell == state.core
-                self.cells.unrouted(cell, core, batch, self.batches.snapshot, state.core_version)
+                self.cells.unrouted(message, core, batch, self.batches.snapshot, state.core_version)
             case msg.EngineFault(cell=cell, cause=cause):
                 self.observer.fault(f"cell-{cell}", f"the gateway could not use its engine: {cause}")
                 until = time.monotonic() + self.config.cluster.suspect_after_s / 4
-                if not self.cells.doubt_engine(cell, cause, until):
+                if not self.cells.doubt_engine(message, until):
                     self.peers.kill(PeerKind.CELL, cell)
             case msg.GatewayStatus(running=running):
                 self.running_calls = running

@@ -169,7 +169,8 @@ class Steps:
             self.weights.restore(cell)
 
     def trainer_restored(self, cell: CellId, message: msg.TrainerRestored, *, ready: bool) -> None:
-        self.weights.trainer_restored(cell, message)
+        if not self.weights.trainer_restored(cell, message):
+            return
         if self.state.restoring and self.state.core == cell:
             self._core_restored(message.version)
         if self.cells.weights is not None:

@@ -8,6 +8,7 @@ engine has confirmed the version; the schedule is told exactly once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from gyre_hpc.transport.messages import (
     TrainerRestored,
     WeightsPublished,
 )
+
+log = logging.getLogger(__name__)
 
 
 def unsaved(state: State, checkpoint: Version) -> Version | None:
@@ -64,10 +67,15 @@ class WeightKeeper:
         version, folder = self.checkpoint
         self.send(cell, RestoreTrainer(folder, version))
 
-    def trainer_restored(self, cell: CellId, message: TrainerRestored) -> None:
+    def trainer_restored(self, cell: CellId, message: TrainerRestored) -> bool:
+        """False for a late one: another cell was told to restore since."""
+        if self.restoring != cell:
+            log.info("cell-%d: late TrainerRestored of version %d, dropped", cell, message.version)
+            return False
         self.restored, self.restoring = (cell, message), None
         self.batches.snapshot_ready(message.weights)
         self.batches.trainer_version[cell] = message.version
+        return True
 
     @property
     def available(self) -> Manifest | None:

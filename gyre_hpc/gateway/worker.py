@@ -29,7 +29,7 @@ from gyre_hpc.gateway.restore import restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import web_app
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import ExecutionId
+from gyre_hpc.records import CellId, ExecutionId
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     CloseExecution,
@@ -43,6 +43,7 @@ from gyre_hpc.transport.messages import (
     OpenExecution,
     PeerKind,
     Route,
+    Serial,
     Shutdown,
     Unroute,
     Unrouted,
@@ -77,6 +78,7 @@ class Worker:
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[tuple[int, int], float] = {}
+        self._routes: dict[CellId, Serial] = {}
 
     async def run(self) -> None:
         """Serve until Shutdown, a signal, or the orphan grace is over."""
@@ -84,7 +86,7 @@ class Worker:
         path = call_log_path(self._layout, self._launch)
         call_log = CallLog(path, self._incarnation)
         rendering = Rendering(self._layout.model, config.model.renderer, config.model.thinking)
-        router = Router(self._engine, lambda cell, cause: self._send(EngineFault(cell, cause)))
+        router = Router(self._engine, self._engine_fault)
         self._app = GatewayApp(rendering, router, call_log, config.gateway, config.model.max_context)
         log.info("%d open executions restored from %s", restore(self._app, path), path)
         loop = asyncio.get_running_loop()
@@ -162,6 +164,7 @@ class Worker:
             case OpenExecution():
                 self._app.open_execution(message.execution, message.attempt, message.key)
             case Route():
+                self._routes[message.cell] = message.serial
                 self._app.router.route(message.cell, message.address, message.capacity, message.version)
             case CloseExecution():
                 self._spawn(self._close(message))
@@ -184,7 +187,10 @@ class Worker:
 
     async def _unroute(self, message: Unroute, emptied: Coroutine[Any, Any, int]) -> None:
         log.info("cell %d leaves: %s", message.cell, message.cause)
-        self._send(Unrouted(message.cell, await emptied))
+        self._send(Unrouted(message.cell, await emptied, message.serial))
+
+    def _engine_fault(self, cell: CellId, cause: str) -> None:
+        self._send(EngineFault(cell, cause, self._routes[cell]))
 
     async def _report(self) -> None:
         while True:

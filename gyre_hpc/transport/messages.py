@@ -2,16 +2,23 @@
 
 A link joins the controller to one peer: a cell leader, the gateway, the runner or the processor. The envelope
 (epoch, incarnation, sequence) belongs to `links.py`; these are the bodies. Pickle never crosses a wire.
+
+An answer names its command: calls and work by execution and attempt, batch, micro-step or version, switches and routes by
+a `Serial` of their own, so that a late answer is never taken for that of a later command.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import NewType
 
 import msgspec
 
 from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.protocol import Role
+
+Serial = NewType("Serial", int)
+"""Number of a switch or route: grows with each command of one controller, whatever the cell."""
 
 
 class PeerKind(enum.StrEnum):
@@ -120,6 +127,7 @@ class Route(Message, frozen=True):
     address: str
     capacity: int
     version: Version
+    serial: Serial
 
 
 class Unroute(Message, frozen=True):
@@ -131,6 +139,7 @@ class Unroute(Message, frozen=True):
     cell: CellId
     drain_s: float
     cause: str
+    serial: Serial
     gone: bool = False
 
 
@@ -138,17 +147,19 @@ class Unroute(Message, frozen=True):
 
 
 class Unrouted(Message, frozen=True):
-    """No call of ours runs on the cell any more; `cut` calls were cut at a token boundary and moved."""
+    """No call of before the Unroute `serial` runs on the cell any more; `cut` calls were cut at a token boundary and moved."""
 
     cell: CellId
     cut: int
+    serial: Serial
 
 
 class EngineFault(Message, frozen=True):
-    """The cell's engine refused or reset; its calls have been re-routed."""
+    """The engine of the Route `serial` refused or reset; its calls have been re-routed."""
 
     cell: CellId
     cause: str
+    serial: Serial
 
 
 class ExecutionSealed(Message, frozen=True):
@@ -327,6 +338,7 @@ class BecomeTrainer(Message, frozen=True):
     core: bool
     weights: Manifest | None
     version: Version
+    serial: Serial
 
 
 class BecomeEngine(Message, frozen=True):
@@ -334,6 +346,7 @@ class BecomeEngine(Message, frozen=True):
 
     version: Version
     weights: Manifest
+    serial: Serial
 
 
 class StartBatch(Message, frozen=True):
@@ -399,16 +412,20 @@ class RestoreTrainer(Message, frozen=True):
 
 
 class CellSwitched(Message, frozen=True):
-    """The switch ended well. `phases` maps phase name to seconds. For ROLLOUT the engine confirmed `version`."""
+    """The switch `serial` ended well, or its engine serves again after a death. For ROLLOUT the engine confirmed `version`.
+
+    `phases` maps phase name to seconds.
+    """
 
     role: Role
     version: Version
     address: str
     phases: dict[str, float]
+    serial: Serial
 
 
 class SwitchFailed(Message, frozen=True):
-    """`state` is "blocked" (release failed) or "quarantined" (load failed)."""
+    """`state` is "blocked" (release failed) or "quarantined" (load failed): this incarnation can only end."""
 
     state: str
     error: str

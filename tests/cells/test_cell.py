@@ -44,6 +44,7 @@ from gyre_hpc.transport.messages import (
     PublishWeights,
     RegionKind,
     RestoreTrainer,
+    Serial,
     StartBatch,
     SwitchFailed,
     TrainerRestored,
@@ -54,6 +55,7 @@ from gyre_hpc.transport.regions import PullFailed, RegionServer, pull
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 V0, V1 = Version(0), Version(1)
+S0, S1 = Serial(0), Serial(1)
 
 
 class Engine:
@@ -182,8 +184,10 @@ class Bench:
 
     async def train(self, *, core: bool) -> None:
         """Through rollout into training, in batch 0."""
-        await self.tell(BecomeEngine(V0, self.weights()))
-        await self.tell(BecomeTrainer(0, core, None if core else self.weights(), V0), StartBatch(0, V0, None))
+        await self.tell(BecomeEngine(V0, self.weights(), S0))
+        await self.tell(
+            BecomeTrainer(0, core, None if core else self.weights(), V0, S1), StartBatch(0, V0, None)
+        )
 
 
 @pytest_asyncio.fixture
@@ -195,23 +199,24 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def test_an_engine_serves_before_the_cell_says_so(bench: Bench) -> None:
-    (switched,) = await bench.tell(BecomeEngine(V0, bench.weights()))
+    (switched,) = await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     assert isinstance(switched, CellSwitched)
     assert (switched.role, switched.version, switched.address) == (Role.ROLLOUT, V0, "http://engine")
+    assert switched.serial == S0
     assert bench.engine.served == V0
 
 
 async def test_a_satellite_pulls_the_cores_weights_before_it_trains(bench: Bench) -> None:
-    await bench.tell(BecomeEngine(V0, bench.weights()))
-    (switched,) = await bench.tell(BecomeTrainer(0, False, bench.weights(V1, 5.0), V1))
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    (switched,) = await bench.tell(BecomeTrainer(0, False, bench.weights(V1, 5.0), V1, S1))
     assert isinstance(switched, CellSwitched)
-    assert (switched.role, switched.version) == (Role.TRAINING, V1)
+    assert (switched.role, switched.version, switched.serial) == (Role.TRAINING, V1, S1)
     assert bench.engine.released and bench.trainer.resident and bench.trainer.weight == 5.0
 
 
 async def test_a_satellite_without_a_snapshot_reports_the_weights_it_has(bench: Bench) -> None:
-    await bench.tell(BecomeEngine(V0, bench.weights()))
-    (switched,) = await bench.tell(BecomeTrainer(0, False, None, V1))
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    (switched,) = await bench.tell(BecomeTrainer(0, False, None, V1, S1))
     assert isinstance(switched, CellSwitched) and switched.version == V0
     assert await bench.tell(StartBatch(0, V1, bench.weights(V1, 5.0))) == [Claim(0)]
     assert bench.trainer.version == V1
@@ -238,7 +243,7 @@ async def test_a_satellites_gradient_leaves_at_the_flush_and_stays_until_it_is_c
     assert isinstance(contribution, Contribution) and contribution.manifest is not None
     assert contribution.micro_steps == ("0.0", "0.1")
     assert not bench.trainer.open
-    await bench.tell(BecomeEngine(V0, bench.weights()))
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     assert (await pull(contribution.manifest, deadline_s=30.0))["grad"] == [7.0]
     await bench.tell(ContributionCommitted(0))
     with pytest.raises(PullFailed):
@@ -278,9 +283,9 @@ async def test_a_contribution_that_cannot_be_pulled_changes_nothing(bench: Bench
 async def test_a_core_that_leaves_in_the_middle_of_a_batch_goes_on_where_it_was(bench: Bench) -> None:
     await bench.train(core=True)
     await bench.tell(Claimed(0, bench.micro_step(0, 4)))
-    await bench.tell(BecomeEngine(V0, bench.weights()))
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     assert await bench.tell(Claimed(0, bench.micro_step(1, 3))) == []
-    switched, done, claim = await bench.tell(BecomeTrainer(0, True, None, V0))
+    switched, done, claim = await bench.tell(BecomeTrainer(0, True, None, V0, S1))
     assert isinstance(switched, CellSwitched) and isinstance(done, MicroStepDone)
     assert (done.micro_step, claim) == ("0.1", Claim(0))
     assert bench.trainer.gradient == 7.0
@@ -297,37 +302,37 @@ async def test_a_void_batch_leaves_no_gradient(bench: Bench) -> None:
 
 
 async def test_a_release_that_fails_blocks_and_a_load_that_fails_quarantines(bench: Bench) -> None:
-    await bench.tell(BecomeEngine(V0, bench.weights()))
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     bench.engine.broken = True
-    (failed,) = await bench.tell(BecomeTrainer(0, True, None, V0))
+    (failed,) = await bench.tell(BecomeTrainer(0, True, None, V0, S1))
     assert isinstance(failed, SwitchFailed) and failed.state == "blocked"
     assert bench.cell.role is CellRole.BLOCKED
     with pytest.raises(IllegalTransition, match="blocked"):
-        await bench.tell(BecomeEngine(V0, bench.weights()))
+        await bench.tell(BecomeEngine(V0, bench.weights(), S0))
 
 
 async def test_an_engine_that_cannot_load_is_quarantined(bench: Bench) -> None:
     bench.engine.broken = True
-    (failed,) = await bench.tell(BecomeEngine(V0, bench.weights()))
+    (failed,) = await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     assert isinstance(failed, SwitchFailed) and failed.state == "quarantined"
 
 
 async def test_weights_that_cannot_be_pulled_quarantine_the_cell(bench: Bench) -> None:
     manifest = bench.weights()
     bench.regions.drop(manifest)
-    (failed,) = await bench.tell(BecomeEngine(V0, manifest))
+    (failed,) = await bench.tell(BecomeEngine(V0, manifest, S0))
     assert isinstance(failed, SwitchFailed) and "policy" in failed.error
     assert bench.cell.role is CellRole.QUARANTINED
 
 
 async def test_a_dead_engine_is_reported_at_once_and_serves_its_version_again(bench: Bench) -> None:
-    await bench.tell(BecomeEngine(V1, bench.weights(V1)))
+    await bench.tell(BecomeEngine(V1, bench.weights(V1), S0))
     bench.engine.alive = False
     bench.sent.clear()
     assert bench.cell.engine_died("killed")
     assert bench.sent == [EngineDown("killed")]
     (switched,) = await bench.tell(EngineDied("killed"))
-    assert isinstance(switched, CellSwitched) and switched.version == V1
+    assert isinstance(switched, CellSwitched) and (switched.version, switched.serial) == (V1, S0)
     assert await bench.tell(EngineDied("killed")) == []
 
 
@@ -367,7 +372,7 @@ async def test_a_checkpoint_is_named_relative_to_the_run_folder_of_whoever_hears
 
 
 async def test_a_batch_cannot_start_in_rollout(bench: Bench) -> None:
-    await bench.tell(BecomeEngine(V0, bench.weights()))
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     with pytest.raises(IllegalTransition, match="rollout cannot start batch 3"):
         await bench.tell(StartBatch(3, V0, None))
 

@@ -49,6 +49,7 @@ from gyre_hpc.transport.messages import (
     PublishWeights,
     RegionKind,
     RestoreTrainer,
+    Serial,
     Shutdown,
     StartBatch,
     SwitchFailed,
@@ -74,6 +75,7 @@ SHAPE = ModelShape(
     tied=True,
 )
 V0, V1 = Version(0), Version(1)
+S0, S1 = Serial(0), Serial(1)
 Expected = TypeVar("Expected", bound=Message)
 
 pytestmark = [
@@ -99,7 +101,7 @@ class Peer:
         return message
 
     async def rollout(self, weights: Manifest) -> CellSwitched:
-        self.send(BecomeEngine(Version(weights.version), weights))
+        self.send(BecomeEngine(Version(weights.version), weights, S0))
         return await self.serving()
 
     async def serving(self) -> CellSwitched:
@@ -253,8 +255,8 @@ async def test_cells_roll_out_train_together_publish_and_roll_out_again(controll
         assert switched.version == V0
         assert await served_checksum(controller, switched.address) == initial
 
-    core.send(BecomeTrainer(0, True, None, V0))
-    satellite.send(BecomeTrainer(0, False, weights, V0))
+    core.send(BecomeTrainer(0, True, None, V0, S1))
+    satellite.send(BecomeTrainer(0, False, weights, V0, S1))
     steps = [row(index) for index in range(5)]
     refs = [controller.micro_step(step) for step in steps]
     for cell, own in ((core, refs[:2]), (satellite, refs[2:])):
@@ -321,7 +323,7 @@ async def test_a_cell_whose_engine_refuses_the_weights_is_quarantined_and_ends_w
 ) -> None:
     (cell,) = await controller.launch(0)
     foreign = controller.regions.publish(RegionKind.WEIGHTS, "policy", 0, "", {"w": np.zeros(3, np.float32)})
-    cell.send(BecomeEngine(V0, foreign))
+    cell.send(BecomeEngine(V0, foreign, S0))
     failed = await cell.expect(SwitchFailed)
     assert failed.state == "quarantined"
     engine = cell.engine()

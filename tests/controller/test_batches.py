@@ -169,9 +169,23 @@ def test_a_contribution_the_core_could_not_pull_is_worked_again() -> None:
     name = world.work(SAT)
     world.runner.close()
     world.runner.contribution(SAT, msg.Contribution(0, (name,), manifest("g1", 3)))
-    world.runner.commit_failed(SAT)
+    world.runner.commit_failed(SAT, 0)
     assert world.counts[-1] == (1, 0)
     assert world.work(CORE) == name
     world.runner.close()
     commits = world.of(msg.CommitBatch)
     assert len(commits) == 2 and commits[-1][1].contributions == ()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("batch", "committing"), [(7, True), (0, False)])
+def test_a_late_failure_of_a_commit_costs_nobody_his_work(batch: int, committing: bool) -> None:
+    world = World()
+    world.runner.add_group(*group(1, 2))
+    world.runner.enrol(CORE)
+    world.runner.enrol(SAT)
+    names = {cell: world.work(cell) for cell in (CORE, SAT)}
+    world.runner.close()
+    if committing:
+        world.runner.contribution(SAT, msg.Contribution(0, (names[SAT],), manifest("g1", 3)))
+    world.runner.commit_failed(SAT, batch)
+    assert world.counts[-1] == (0, 0) and world.runner.committing is committing

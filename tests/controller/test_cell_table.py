@@ -23,18 +23,32 @@ class World:
     def __init__(self, *, known: bool = True) -> None:
         self.said: list[msg.Message] = []
         self.events: list[p.AnyEvent] = []
+        self.heard: list[int] = []
         hooks = CellHooks(
             cell=lambda cell, message: self.said.append(message),
             gateway=self.said.append,
             feed=self.events.append,
             moved=lambda cell, previous: None,
+            switched=lambda cell, message: self.heard.append(message.serial),
             clock=lambda: 0.0,
         )
         self.table = CellTable(hooks, drain_s=2.0)
         self.cell = self.table.add(CELL, 11, known=known)
 
-    def switched(self, role: p.Role, version: int) -> None:
-        self.table.switched(CELL, msg.CellSwitched(role, Version(version), "http://engine", {}))
+    def switched(self, role: p.Role, version: int, serial: msg.Serial | None = None) -> None:
+        """The answer to the newest switch, or to that of `serial`."""
+        serial = self.cell.switch if serial is None else serial
+        self.table.switched(CELL, msg.CellSwitched(role, Version(version), "http://engine", {}, serial))
+
+    def unrouted(self, batch: int = 0, serial: msg.Serial | None = None) -> None:
+        """The answer to the newest Unroute, or to that of `serial`."""
+        serial = self.cell.route if serial is None else serial
+        self.table.unrouted(msg.Unrouted(CELL, 0, serial), False, batch, weights(0), Version(0))
+
+    def doubt(self, until: float, serial: msg.Serial | None = None) -> bool:
+        """The gateway could not use the engine of the newest Route, or of that of `serial`."""
+        serial = self.cell.route if serial is None else serial
+        return self.table.doubt_engine(msg.EngineFault(CELL, "no token", serial), until)
 
     def start(self, version: int = 0) -> None:
         self.table.hello(CELL)
@@ -43,7 +57,7 @@ class World:
 
     def into_training(self) -> None:
         self.table.to_training(CELL)
-        self.table.unrouted(CELL, False, 0, weights(0), Version(0))
+        self.unrouted()
         self.switched(p.Role.TRAINING, 0)
 
 
@@ -60,8 +74,8 @@ def test_calls_leave_before_the_engine_does() -> None:
     world.said.clear()
     world.table.to_training(CELL)
     assert [type(item) for item in world.said] == [msg.Unroute]
-    world.table.unrouted(CELL, False, 4, weights(0), Version(0))
-    assert world.said[-1] == msg.BecomeTrainer(4, False, weights(0), Version(0))
+    world.unrouted(batch=4)
+    assert world.said[-1] == msg.BecomeTrainer(4, False, weights(0), Version(0), world.cell.switch)
     world.switched(p.Role.TRAINING, 0)
     assert world.events[-1] == p.CellReady(CELL, p.Role.TRAINING)
 
@@ -73,9 +87,9 @@ def test_a_returning_cell_is_routed_only_with_the_published_version() -> None:
     world.table.publish(weights(1))
     world.said.clear()
     world.table.to_rollout(CELL)
-    assert world.said == [msg.BecomeEngine(Version(1), weights(1))]
+    assert world.said == [msg.BecomeEngine(Version(1), weights(1), world.cell.switch)]
     world.switched(p.Role.ROLLOUT, 1)
-    assert world.said[-1] == msg.Route(CELL, "http://engine", 11, Version(1))
+    assert world.said[-1] == msg.Route(CELL, "http://engine", 11, Version(1), world.cell.route)
     assert world.events[-1] == p.CellReady(CELL, p.Role.ROLLOUT)
 
 
@@ -107,7 +121,7 @@ def test_publication_is_complete_when_every_live_engine_confirmed() -> None:
     world.start()
     world.table.publish(weights(1))
     assert not world.table.publication_complete()
-    world.table.unrouted(CELL, False, 0, None, Version(1))
+    world.unrouted()
     world.switched(p.Role.ROLLOUT, 1)
     assert world.table.publication_complete() and not world.table.publication_complete()
 
@@ -126,7 +140,7 @@ def test_an_engine_death_takes_capacity_at_once_and_gives_it_back() -> None:
     world.start()
     world.table.engine_down(CELL, "exit 9")
     assert world.events[-1] == p.CellUnroutable(CELL, "exit 9")
-    assert world.said[-1] == msg.Unroute(CELL, 0.0, "exit 9", gone=True)
+    assert world.said[-1] == msg.Unroute(CELL, 0.0, "exit 9", world.cell.route, gone=True)
     world.switched(p.Role.ROLLOUT, 0)
     assert world.events[-1] == p.CellRoutable(CELL)
 
@@ -161,12 +175,10 @@ def test_an_engine_that_dies_while_it_loads_new_weights_is_not_counted_until_it_
     world = World()
     world.start()
     world.table.publish(weights(1))
-    world.table.unrouted(CELL, False, 0, None, Version(1))
+    world.unrouted()
     world.table.engine_died(CELL, "killed")
     assert world.table.publication_complete()
     assert world.events[-1] == p.CellUnroutable(CELL, "killed")
-    world.switched(p.Role.ROLLOUT, 0)
-    assert world.cell.phase is Phase.LOADING and world.events[-1] == p.CellUnroutable(CELL, "killed")
     world.switched(p.Role.ROLLOUT, 1)
     assert world.events[-1] == p.CellReady(CELL, p.Role.ROLLOUT)
 
@@ -174,10 +186,10 @@ def test_an_engine_that_dies_while_it_loads_new_weights_is_not_counted_until_it_
 def test_a_doubted_engine_is_routed_again_unless_its_leader_calls_it_dead() -> None:
     world = World()
     world.start()
-    assert world.table.doubt_engine(CELL, "connection reset", until=1.0)
+    assert world.doubt(1.0)
     world.table.end_doubts(now=2.0)
     assert world.cell.phase is Phase.ROLLOUT
-    world.table.doubt_engine(CELL, "connection reset", until=3.0)
+    world.doubt(3.0)
     world.table.engine_died(CELL, "killed")
     world.table.end_doubts(now=4.0)
     assert world.cell.phase is Phase.DOWN
@@ -186,7 +198,7 @@ def test_a_doubted_engine_is_routed_again_unless_its_leader_calls_it_dead() -> N
 def test_a_doubted_engine_that_missed_a_publication_loads_before_it_serves() -> None:
     world = World()
     world.start()
-    world.table.doubt_engine(CELL, "connection reset", until=1.0)
+    world.doubt(1.0)
     world.table.publish(weights(1))
     world.table.end_doubts(now=2.0)
     assert world.cell.phase is Phase.LOADING
@@ -199,6 +211,83 @@ def test_an_engine_that_hangs_again_and_again_is_given_up() -> None:
     world.start()
     trusted = []
     for second in range(MAX_DOUBTS):
-        trusted.append(world.table.doubt_engine(CELL, "no token", until=second))
+        trusted.append(world.doubt(second))
         world.table.end_doubts(now=second + 1)
     assert trusted == [True] * (MAX_DOUBTS - 1) + [False]
+
+
+def test_no_two_commands_share_a_serial() -> None:
+    world = World()
+    world.start()
+    world.into_training()
+    world.table.to_rollout(CELL)
+    world.switched(p.Role.ROLLOUT, 0)
+    world.table.publish(weights(1))
+    serials = [message.serial for message in world.said]  # type: ignore[attr-defined]
+    assert serials == sorted(set(serials)) and len(serials) == 7
+
+
+def test_calls_that_left_for_an_earlier_reason_say_nothing_of_those_that_leave_for_a_switch() -> None:
+    world = World()
+    world.start()
+    world.table.engine_down(CELL, "exit 9")
+    earlier = world.cell.route
+    world.table.to_training(CELL)
+    world.unrouted(serial=earlier)
+    assert world.cell.phase is Phase.LEAVING
+    world.unrouted()
+    assert world.cell.phase is Phase.JOINING
+
+
+def test_a_cell_that_was_recalled_is_not_taken_for_a_trainer() -> None:
+    world = World()
+    world.start()
+    world.table.to_training(CELL)
+    world.unrouted()
+    joining = world.cell.switch
+    world.table.to_rollout(CELL)
+    world.events.clear()
+    world.heard.clear()
+    world.switched(p.Role.TRAINING, 0, serial=joining)
+    assert world.cell.phase is Phase.RETURNING and not world.events and not world.heard
+    world.switched(p.Role.ROLLOUT, 0)
+    assert world.cell.phase is Phase.ROLLOUT
+
+
+def test_an_engine_that_came_back_before_a_load_is_not_routed_in_the_middle_of_it() -> None:
+    world = World()
+    world.start()
+    before = world.cell.switch
+    world.doubt(until=1.0)
+    world.table.publish(weights(1))
+    world.table.end_doubts(now=2.0)
+    world.said.clear()
+    world.switched(p.Role.ROLLOUT, 1, serial=before)
+    assert world.cell.phase is Phase.LOADING and not world.said
+
+
+def test_an_engine_that_dies_before_it_loads_is_told_to_load_once() -> None:
+    world = World()
+    world.start()
+    before = world.cell.switch
+    world.table.publish(weights(1))
+    world.unrouted()
+    world.table.engine_died(CELL, "killed")
+    world.said.clear()
+    world.switched(p.Role.ROLLOUT, 0, serial=before)
+    assert not world.said and world.cell.phase is Phase.DOWN
+    world.switched(p.Role.ROLLOUT, 1)
+    assert [type(item) for item in world.said] == [msg.Route]
+    assert world.events[-1] == p.CellReady(CELL, p.Role.ROLLOUT)
+
+
+def test_a_fault_of_an_earlier_route_takes_no_capacity() -> None:
+    world = World()
+    world.start()
+    earlier = world.cell.route
+    world.table.publish(weights(1))
+    world.unrouted()
+    world.switched(p.Role.ROLLOUT, 1)
+    for _ in range(MAX_DOUBTS + 1):
+        assert world.doubt(until=1.0, serial=earlier)
+    assert world.cell.phase is Phase.ROLLOUT

@@ -24,7 +24,13 @@ from gyre_hpc.schedule.machine import initial_state
 from gyre_hpc.schedule.protocol import Role
 from gyre_hpc.schedule.settings import settings_from
 from gyre_hpc.schedule.state import State
-from gyre_hpc.transport.messages import CellSwitched, ExecutionOutcome, ExecutionSealed, GroupProcessed
+from gyre_hpc.transport.messages import (
+    CellSwitched,
+    ExecutionOutcome,
+    ExecutionSealed,
+    GroupProcessed,
+    Serial,
+)
 
 
 class Clock:
@@ -84,7 +90,7 @@ def cell(number: int, phase: Phase = Phase.ROLLOUT) -> Cell:
 
 
 def switched(role: Role, **phases: float) -> CellSwitched:
-    return CellSwitched(role, Version(1), "http://127.0.0.1:1", phases)
+    return CellSwitched(role, Version(1), "http://127.0.0.1:1", phases, Serial(0))
 
 
 # ---- metrics lines ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.machine import initial_state
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
-from gyre_hpc.transport.messages import RestoreTrainer
+from gyre_hpc.transport.messages import Manifest, RegionKind, RestoreTrainer, TrainerRestored
 
 
 def state(**changes: Any) -> State:
@@ -129,4 +129,15 @@ def test_a_core_is_told_its_checkpoint_relative_to_the_run_folder(tmp_path: Path
     weights.send = lambda cell, message: sent.append(message)
     weights.restore(CellId(1))
     assert sent == [RestoreTrainer("model", Version(0))]
+    weights.journal.close()
+
+
+def test_weights_of_a_cell_that_is_not_to_be_the_core_any_more_are_not_offered(tmp_path: Path) -> None:
+    weights, nobody = keeper(tmp_path, keep=1), CellId(0)
+    weights.send = lambda cell, message: None
+    region = Manifest(RegionKind.WEIGHTS, "policy", 0, "", "cell-0", "127.0.0.1:1", ())
+    weights.restore(nobody)
+    weights.restore(CellId(1))
+    assert not weights.trainer_restored(nobody, TrainerRestored(Version(0), region))
+    assert weights.available is None and weights.restoring == 1
     weights.journal.close()

@@ -25,6 +25,7 @@ from gyre_hpc.records import CallRecord, CellId, ExecutionId, Version
 from gyre_hpc.transport.links import LinkServer, PeerLink, read_secret, write_rendezvous, write_secret
 from gyre_hpc.transport.messages import (
     CloseExecution,
+    EngineFault,
     ExecutionSealed,
     GatewayStatus,
     Goodbye,
@@ -32,6 +33,7 @@ from gyre_hpc.transport.messages import (
     Message,
     OpenExecution,
     Route,
+    Serial,
     Shutdown,
     Unroute,
     Unrouted,
@@ -119,7 +121,7 @@ async def ask(address: str) -> dict[str, Any]:
 def order(link: PeerLink, engine: str) -> None:
     """What a controller tells a gateway that has just said hello."""
     link.send(OpenExecution(ExecutionId(3), 1, KEY, False))
-    link.send(Route(CellId(0), engine, 2, Version(4)))
+    link.send(Route(CellId(0), engine, 2, Version(4), Serial(6)))
 
 
 async def test_a_killed_worker_comes_back_on_the_same_port_with_its_calls(
@@ -163,8 +165,8 @@ async def test_a_killed_worker_comes_back_on_the_same_port_with_its_calls(
         third = await server.accept()
         assert third.incarnation > second.incarnation and third.hello.pid == second.hello.pid
         second = third
-        second.send(Unroute(CellId(0), 0.0, "test"))
-        assert await message(second, Unrouted) == Unrouted(CellId(0), 0)
+        second.send(Unroute(CellId(0), 0.0, "test", Serial(7)))
+        assert await message(second, Unrouted) == Unrouted(CellId(0), 0, Serial(7))
         second.send(CloseExecution(ExecutionId(3), 1))
         sealed = await message(second, ExecutionSealed)
         assert (sealed.calls, sealed.calls_lost, sealed.incomplete) == (1, 0, False)
@@ -194,6 +196,9 @@ async def test_seconds_for_which_a_call_is_held_are_told_as_they_grow(
         first, second = await message(link, HeldBack), await message(link, HeldBack)
         assert (first.execution, first.attempt) == (3, 1)
         assert second.seconds >= first.seconds + 1.0 >= 2.0
+        link.send(Route(CellId(0), "http://127.0.0.1:9", 2, Version(4), Serial(8)))
+        fault = await message(link, EngineFault)
+        assert (fault.cell, fault.serial) == (0, 8)
         link.send(Shutdown("test"))
         await message(link, Goodbye)
         assert await process.wait() == 0
