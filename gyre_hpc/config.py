@@ -137,6 +137,10 @@ class ScheduleConfig:
     """Cells fixed to training under `async`; 0 = half of them, at least one."""
     streaming: bool = True
     """Whether training may start before all groups of the burst are ready (baselines only)."""
+    launch_order: str = "fifo"
+    """`fifo`, or `longest_first`: queued executions of the queries that took longest so far are launched first."""
+    overlap_joins: bool = True
+    """Whether several cells may switch to training at once; false: one after the other (gyre only)."""
     steps: int = 30
     """Optimizer steps of the run."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHOICES = {
     "schedule.policy": ("gyre", "colocate", "async"),
+    "schedule.launch_order": ("fifo", "longest_first"),
     "engine.kind": ("torch",),
     "cluster.kind": ("local", "slurm"),
     "objective.kind": ("sequence_clip", "grpo"),

@@ -65,7 +65,7 @@ class Controller:
     def __init__(self, context: RunContext, peers: Peers, history: History) -> None:
         self.context, self.peers, self.history = context, peers, history
         self.config, self.journal = context.config, context.journal
-        self.evaluations = history.evaluations
+        self.evaluations, self.forecasts = history.evaluations, history.forecasts
         self.started_at = history.started_at or time.time()
         self._stop_reason = history.state.stop_reason
         self._interrupted = ""
@@ -216,6 +216,7 @@ class Controller:
         for id in (id for group in groups.values() for id in group.executions if id in history.outcomes):
             self._count_valid(history.outcomes[id])
         resume.go_on(self.executions, history)
+        self._forecast()
 
     async def _serve(self) -> None:
         while not self._interrupted and not self._ended():
@@ -258,6 +259,7 @@ class Controller:
             case p.Dispatch(groups=groups, version=version):
                 for group in groups:
                     self._dispatch(group, version)
+                self._forecast()
             case p.Launch(ids=ids):
                 for id in ids:
                     self.executions.launch(id)
@@ -295,6 +297,12 @@ class Controller:
             self.executions.register(id, group.group, query)
         self.processing.expect(group.group, version, group.executions)
 
+    def _forecast(self) -> None:
+        """Tell the schedule what it waits for before it launches (`schedule.launch_order=longest_first`)."""
+        waiting = self.driver.state.unforecast
+        if waiting:
+            self.feed(self.forecasts.event(waiting, self._query))
+
     # ---- outcomes -----------------------------------------------------------------------------------------------
 
     def _attempt_opened(self, execution: Execution) -> None:
@@ -307,6 +315,7 @@ class Controller:
         assert outcome is not None
         self.journal.append(Outcome(time.time(), outcome))
         self.observer.ended(execution)
+        self.forecasts.ended(outcome)
         self.processing.outcome(outcome)
         if execution.group is not None:
             self._count_valid(outcome)

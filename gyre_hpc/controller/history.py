@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_hpc.controller.evaluations import Evaluations
+from gyre_hpc.controller.forecasts import Forecasts
 from gyre_hpc.controller.journal import (
     AttemptOpened,
     CheckpointWritten,
@@ -41,6 +42,7 @@ class History:
     closed: dict[ExecutionId, ExecutionClosed] = field(default_factory=dict)
     sealed: dict[ExecutionId, ExecutionSealed] = field(default_factory=dict)
     evaluations: Evaluations = field(default_factory=Evaluations)
+    forecasts: Forecasts = field(default_factory=Forecasts)
     steps: list[StepTaken] = field(default_factory=list)
     checkpoint: tuple[Version, str] | None = None
     publications: int = 0
@@ -71,6 +73,7 @@ def read_history(folder: Path, settings: Settings) -> History:
                 history.sealed[sealed.execution] = sealed
             case Outcome(outcome=outcome):
                 history.outcomes[outcome.execution] = outcome
+                history.forecasts.ended(outcome)
                 if outcome.group is None:
                     history.evaluations.outcome(outcome.execution, outcome.assessment)
             case StepTaken():

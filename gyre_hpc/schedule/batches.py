@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import GroupId, Version
-from gyre_hpc.schedule.ledger import withdraw
+from gyre_hpc.schedule.ledger import await_no_forecast, withdraw
 from gyre_hpc.schedule.policies import policy_of
 from gyre_hpc.schedule.protocol import (
     BatchDone,
@@ -37,6 +37,7 @@ def group_ready(turn: Turn, event: GroupReady) -> None:
     rank = turn.state.next_rank
     turn.set_groups(replace(group, status=GroupStatus.READY, micro_steps=event.micro_steps, rank=rank))
     turn.update(next_rank=rank + 1)
+    await_no_forecast(turn, group.id)
     if event.micro_steps == 0:
         _blame(turn, f"group {event.group}: equal rewards or no accepted target")
 
@@ -56,6 +57,7 @@ def group_dead(turn: Turn, event: GroupDead) -> None:
 def write_off(turn: Turn, group: Group, reason: str) -> None:
     """The group leaves the ledger; what still runs of it is withdrawn."""
     withdraw(turn, group)
+    await_no_forecast(turn, group.id)
     turn.update(groups={id_: other for id_, other in turn.state.groups.items() if id_ != group.id})
     turn.emit(WriteOff(group.id, reason))
     _blame(turn, f"group {group.id}: {reason}")

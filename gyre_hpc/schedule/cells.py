@@ -144,8 +144,8 @@ def give_way(turn: Turn) -> None:
 
 
 def join(turn: Turn) -> None:
-    """Send cells to training while the policy names one."""
-    while not turn.state.restoring:
+    """Send cells to training while the policy names one; not before every dispatched group has been queued."""
+    while not turn.state.restoring and not turn.state.unforecast:
         cells = policy_of(turn.state).joins(turn.state, supply(turn.state))
         if not cells:
             return

@@ -3,9 +3,14 @@
 f <= p <= d always. d rises only in `dispatch`, so w = d - f never rises inside a burst. p rises when a launch is
 decided, because from then on the slot is taken; withdrawing a queued execution raises p and f together when its
 termination arrives. Retried model calls never touch these numbers.
+
+The queue is in launch order: by id, or with `longest_first` by descending forecast, ties by id. There a dispatched group
+is queued when its forecast comes; held-out executions and joins wait for it too.
 """
 
 from __future__ import annotations
+
+import math
 
 from msgspec.structs import replace
 
@@ -15,6 +20,7 @@ from gyre_hpc.schedule.protocol import (
     Dispatch,
     DispatchedGroup,
     EvaluationDue,
+    Forecast,
     Launch,
     Launched,
     LaunchEvaluation,
@@ -22,6 +28,7 @@ from gyre_hpc.schedule.protocol import (
     Terminated,
     Withdraw,
 )
+from gyre_hpc.schedule.settings import LaunchOrder
 from gyre_hpc.schedule.state import Evaluation, Execution, Group, GroupStatus, Phase, Stage, State
 from gyre_hpc.schedule.turn import Turn
 
@@ -38,12 +45,14 @@ def dispatch(turn: Turn) -> None:
     groups = tuple(_mint(state, offset) for offset in range(count))
     ids = tuple(id_ for group in groups for id_ in group.executions)
     owner = {id_: Execution(group.id) for group in groups for id_ in group.executions}
+    at_once = settings.launch_order is LaunchOrder.FIFO
     turn.set_groups(*groups)
     turn.update(
         dispatched=state.dispatched + len(ids),
         next_group=GroupId(state.next_group + count),
         next_execution=ExecutionId(state.next_execution + len(ids)),
-        queued=state.queued + ids,
+        queued=state.queued + ids if at_once else state.queued,
+        unforecast=() if at_once else state.unforecast + tuple(group.id for group in groups),
         executions=state.executions | owner,
     )
     minted = tuple(DispatchedGroup(group.id, group.executions) for group in groups)
@@ -55,6 +64,41 @@ def _mint(state: State, offset: int) -> Group:
     first = state.next_execution + offset * size
     ids = tuple(ExecutionId(first + i) for i in range(size))
     return Group(GroupId(state.next_group + offset), state.published, ids)
+
+
+def forecast(turn: Turn, event: Forecast) -> None:
+    """Queue the executions of groups that waited for it. Raises IllegalTransition for a group never dispatched."""
+    told = {id_: seconds for id_, seconds in reversed(event.groups)}
+    for id_, seconds in told.items():
+        if not 0 <= id_ < turn.state.next_group or not 0 <= seconds < math.inf:
+            raise IllegalTransition(
+                f"group {id_}: undispatched or unforecast -> {seconds} s forecast",
+                fix="report a Forecast of dispatched groups, in seconds from 0 up",
+            )
+    heard = tuple(id_ for id_ in turn.state.unforecast if id_ in told)
+    if not heard:
+        return
+    turn.set_groups(*(replace(turn.state.groups[id_], forecast=told[id_]) for id_ in heard))
+    turn.update(unforecast=tuple(id_ for id_ in turn.state.unforecast if id_ not in told))
+    turn.update(queued=_in_launch_order(turn.state, turn.state.queued + _startable(turn.state, heard)))
+
+
+def _startable(state: State, groups: tuple[GroupId, ...]) -> tuple[ExecutionId, ...]:
+    members = (id_ for group in groups for id_ in state.groups[group].executions)
+    return tuple(id_ for id_ in members if id_ in state.executions and not state.executions[id_].withdrawn)
+
+
+def _in_launch_order(state: State, ids: tuple[ExecutionId, ...]) -> tuple[ExecutionId, ...]:
+    def place(id_: ExecutionId) -> tuple[float, ExecutionId]:
+        return -(state.groups[state.executions[id_].group].forecast or 0.0), id_
+
+    return tuple(sorted(ids, key=place))
+
+
+def await_no_forecast(turn: Turn, group: GroupId) -> None:
+    """The group needs none any more."""
+    if group in turn.state.unforecast:
+        turn.update(unforecast=tuple(id_ for id_ in turn.state.unforecast if id_ != group))
 
 
 def spare_capacity(state: State) -> int:
@@ -75,7 +119,7 @@ def launch(turn: Turn) -> None:
             executions=state.executions | started,
         )
         turn.emit(Launch(ids))
-    if not turn.state.queued:
+    if not turn.state.queued and not turn.state.unforecast:
         _launch_evaluations(turn)
 
 

@@ -25,6 +25,7 @@ from gyre_hpc.schedule.protocol import (
     CellUnroutable,
     CoreRestored,
     EvaluationDue,
+    Forecast,
     GroupDead,
     GroupReady,
     Launched,
@@ -67,6 +68,8 @@ def _absorb(turn: Turn, event: AnyEvent) -> None:
             turn.update(started=True)
         case Launched():
             ledger.launched(turn, event)
+        case Forecast():
+            ledger.forecast(turn, event)
         case Terminated():
             ledger.terminated(turn, event)
         case Outcome():

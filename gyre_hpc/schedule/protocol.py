@@ -34,6 +34,13 @@ class Launched(Event, tag="launched", frozen=True):
     ids: tuple[ExecutionId, ...]
 
 
+class Forecast(Event, tag="forecast", frozen=True):
+    """Seconds expected of an execution of each group. Needed after each Dispatch with `launch_order=longest_first`: the
+    group's executions wait for it. The first forecast of a group counts; with `fifo` none does."""
+
+    groups: tuple[tuple[GroupId, float], ...]
+
+
 class Terminated(Event, tag="terminated", frozen=True):
     """The execution will make no further call. Raises f exactly once; a repeat changes nothing."""
 
@@ -234,6 +241,7 @@ class Stop(Decision, tag="stop", frozen=True):
 AnyEvent = (
     Started
     | Launched
+    | Forecast
     | Terminated
     | Outcome
     | GroupReady

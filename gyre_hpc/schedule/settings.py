@@ -25,6 +25,15 @@ class PolicyName(enum.StrEnum):
     ASYNC = "async"
 
 
+class LaunchOrder(enum.StrEnum):
+    """Which queued execution is launched next."""
+
+    FIFO = "fifo"
+    """In the order of dispatch."""
+    LONGEST_FIRST = "longest_first"
+    """The longest forecast first; the caller tells Forecast after each Dispatch."""
+
+
 class Settings(msgspec.Struct, frozen=True):
     """One line per symbol of design section 5."""
 
@@ -51,6 +60,11 @@ class Settings(msgspec.Struct, frozen=True):
     """Cells fixed to training (async only)."""
     streaming: bool = True
     """Whether groups are taken before the whole burst is ready; gyre always streams."""
+    launch_order: LaunchOrder = LaunchOrder.FIFO
+    """Order of queued executions; never who is in a group, nor its stamp."""
+    overlap_joins: bool = True
+    """Whether several cells may be on their way to training at once; False: the next is sent when the one before has
+    committed its join (gyre only)."""
     pool: int = 0
     """Executions served outside the cells for the whole run (C_s)."""
     evaluate_first: bool = False
@@ -110,6 +124,8 @@ def settings_from(
         steps=schedule.steps,
         training_cells=_training_cells(schedule, len(capacities)),
         streaming=schedule.streaming,
+        launch_order=LaunchOrder(schedule.launch_order),
+        overlap_joins=schedule.overlap_joins,
         pool=pool,
         evaluate_first=evaluate_first,
         evaluate_last=evaluate_last,

@@ -3,7 +3,7 @@
 Read access the controller and the simulator rely on:
 `dispatched`/`launched`/`terminated` (d, p, f; p counts decided launches), `waterlevel` (w), `evaluating` (e),
 `rollout_capacity` (C_R); `cells` in order with `role`, `routable`, `capacity`; `core`, `restoring`; `trainers` (cells
-whose join is committed, in order); `open_batch` with `groups` in the order taken, `slots`, `window_open`, `closed`;
+whose join is committed, in order); `unforecast` (groups that wait for a Forecast); `open_batch` with `groups` in the order taken, `slots`, `window_open`, `closed`;
 `burst` with `index`, `steps`; `groups[g]` with `version`, `executions`, `status`; `version`, `core_version`, `published`,
 `steps_done`, `finished`, `stop_reason`.
 
@@ -105,6 +105,8 @@ class Group(msgspec.Struct, frozen=True):
     """Position in the sequence of readiness; -1 while pending."""
     valid: tuple[ExecutionId, ...] = ()
     """Executions known to be valid (kept only when oversampling)."""
+    forecast: float | None = None
+    """Seconds expected of an execution (kept only when it decides the launch order); None until told."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -182,6 +184,8 @@ class State(msgspec.Struct, frozen=True):
     next_rank: int = 0
     queued: tuple[ExecutionId, ...] = ()
     """Training executions that may be launched, in launch order."""
+    unforecast: tuple[GroupId, ...] = ()
+    """Pending groups whose executions wait for a Forecast before they are queued."""
     executions: dict[ExecutionId, Execution] = {}
     groups: dict[GroupId, Group] = {}
     evaluations: tuple[Evaluation, ...] = ()

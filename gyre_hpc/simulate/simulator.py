@@ -170,6 +170,7 @@ class _Simulation:
             case p.Dispatch():
                 for group in decision.groups:
                     self._admit(group)
+                self._forecast()
             case p.ToTraining():
                 self._switch(decision.cell, p.Role.TRAINING, self._world.switch.join_s)
             case p.ToRollout():
@@ -197,6 +198,12 @@ class _Simulation:
         for index, execution in enumerate(group.executions):
             self._members[execution] = (group.group, index)
             self._seconds[execution] = work.seconds[index]
+
+    def _forecast(self) -> None:
+        """What the schedule waits for before it launches, as the history of each query says."""
+        waiting = self._state.unforecast
+        if waiting:
+            self._tell(p.Forecast(tuple((id_, self._groups[id_].work.forecast) for id_ in waiting)))
 
     def _launch(self, executions: tuple[ExecutionId, ...]) -> None:
         for execution in executions:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from gyre_hpc.schedule.protocol import (
     CloseBatch,
     Dispatch,
     EndBurst,
+    Forecast,
     Launch,
     LaunchEvaluation,
     Publish,
@@ -15,7 +18,7 @@ from gyre_hpc.schedule.protocol import (
     ToTraining,
     WriteOff,
 )
-from gyre_hpc.schedule.settings import PolicyName
+from gyre_hpc.schedule.settings import LaunchOrder, PolicyName
 from gyre_hpc.schedule.state import IN_TRAINING, CellRole, GroupStatus, Phase
 
 from .world import Law, Turned
@@ -82,7 +85,7 @@ def launches_fit(turn: Turned) -> None:
 def evaluations_wait_for_training(turn: Turned) -> None:
     """Held-out executions start only while no training execution is queued."""
     if turn.of(LaunchEvaluation):
-        assert not turn.after.queued
+        assert not turn.after.queued and not turn.after.unforecast
 
 
 def evaluations_run_alone_at_both_ends(turn: Turned) -> None:
@@ -179,6 +182,54 @@ def pools_switch_as_their_policy_says(turn: Turned) -> None:
         assert not turn.of(ToTraining) or turn.before.phase is Phase.WAITING
 
 
+def launches_follow_the_order(turn: Turned) -> None:
+    """Launched executions come before those that stay queued: by id, or by descending forecast with ties by id."""
+    after = turn.after
+    longest_first = after.settings.launch_order is LaunchOrder.LONGEST_FIRST
+    order = [*_launched(turn), *after.queued]
+    forecasts = {id_: after.groups[after.executions[id_].group].forecast for id_ in order}
+    assert all((seconds is not None) is longest_first for seconds in forecasts.values())
+    assert order == sorted(order, key=lambda id_: (-(forecasts[id_] or 0.0), id_))
+
+
+def a_forecast_changes_only_the_order(turn: Turned) -> None:
+    """Members, stamps, ids and the waterlevel stay; a repeat, or any forecast under fifo, changes nothing at all."""
+    before, after = turn.before, turn.after
+    if not isinstance(turn.event, Forecast):
+        return
+    assert {id_: replace(group, forecast=None) for id_, group in before.groups.items()} == {
+        id_: replace(group, forecast=None) for id_, group in after.groups.items()
+    }
+    assert before.executions.keys() == after.executions.keys()
+    assert set(before.queued) <= set(after.queued) | set(_launched(turn))
+    if not {group for group, _ in turn.event.groups} & set(before.unforecast):
+        assert after == before and not turn.decisions
+
+
+def _launched(turn: Turned) -> list[int]:
+    return [id_ for launch in turn.of(Launch) if isinstance(launch, Launch) for id_ in launch.ids]
+
+
+def every_group_is_queued_once_forecast(turn: Turned) -> None:
+    """Pending groups wait for a forecast exactly until it comes; none waits under fifo, or once it is not pending."""
+    after = turn.after
+    longest_first = after.settings.launch_order is LaunchOrder.LONGEST_FIRST
+    pending = after.with_status(GroupStatus.PENDING)
+    waiting = [group.id for group in pending if longest_first and group.forecast is None]
+    assert list(after.unforecast) == waiting
+
+
+def joins_come_one_at_a_time_unless_they_may_overlap(turn: Turned) -> None:
+    """Without overlap at most one cell is on its way to training under gyre, and all before it have joined."""
+    settings = turn.after.settings
+    if settings.policy is PolicyName.GYRE and not settings.overlap_joins:
+        joining = [cell for cell in turn.after.cells if cell.role is CellRole.JOINING]
+        assert len(joining) <= 1
+        assert not turn.of(ToTraining) or turn.after.trainers == tuple(
+            cell.id for cell in turn.after.cells if cell.role is CellRole.TRAINING
+        )
+
+
 ALL: tuple[Law, ...] = (
     counters_are_ordered,
     executions_terminate_once,
@@ -198,4 +249,8 @@ ALL: tuple[Law, ...] = (
     void_bursts_publish_nothing,
     groups_leave_by_consumption_or_write_off,
     pools_switch_as_their_policy_says,
+    launches_follow_the_order,
+    a_forecast_changes_only_the_order,
+    every_group_is_queued_once_forecast,
+    joins_come_one_at_a_time_unless_they_may_overlap,
 )

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gyre_hpc.schedule.machine import decide, initial_state
-from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent
-from gyre_hpc.schedule.settings import PolicyName, Settings
+from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent, Forecast, Launch
+from gyre_hpc.schedule.settings import LaunchOrder, PolicyName, Settings
 from gyre_hpc.schedule.state import State
 
 from .laws import ALL
@@ -44,6 +45,8 @@ def plans(draw: st.DrawFn, policy: PolicyName | None = None) -> Settings:
         steps=draw(st.integers(1, 6)),
         training_cells=max(1, len(capacities) // 2) if chosen is PolicyName.ASYNC else 0,
         streaming=draw(st.booleans()),
+        launch_order=draw(st.sampled_from(LaunchOrder)),
+        overlap_joins=draw(st.booleans()),
         pool=draw(st.sampled_from((0, 0, 3))),
         evaluate_first=draw(st.booleans()),
         evaluate_last=draw(st.booleans()),
@@ -60,8 +63,12 @@ natures = st.builds(
     noise=st.sampled_from((0.0, 0.1)),
     periodic=st.sampled_from((0.0, 0.5)),
     checkpoint_every=st.integers(1, 3),
+    late_forecasts=st.sampled_from((0.0, 0.7)),
 )
 calm = st.builds(Nature, flat=st.sampled_from((0.0, 0.3)), periodic=st.sampled_from((0.0, 0.5)))
+same_forecasts = st.builds(
+    Nature, losses=st.integers(0, 4), periodic=st.sampled_from((0.0, 0.5)), forecasts=st.just((2.0,))
+)
 
 
 @pytest.mark.parametrize("law", ALL, ids=lambda law: law.__name__)
@@ -116,6 +123,30 @@ def test_replaying_the_journal_gives_the_same_decisions_and_state(
 
 def _through_json(value: object, kind: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value), type=kind)
+
+
+@quick
+@given(plan=plans(), nature=same_forecasts, seed=SEEDS)
+def test_with_equal_forecasts_longest_first_is_fifo(plan: Settings, nature: Nature, seed: int) -> None:
+    world = World(replace(plan, launch_order=LaunchOrder.LONGEST_FIRST), nature, seed, ALL).run()
+    state = initial_state(replace(plan, launch_order=LaunchOrder.FIFO))
+    expected: list[tuple[AnyDecision, ...]] = []
+    found: list[tuple[AnyDecision, ...]] = []
+    for event, decided in zip(world.journal, world.decided, strict=True):
+        if isinstance(event, Forecast):
+            expected[-1] += decided
+            continue
+        state, decisions = decide(state, event)
+        expected.append(decided)
+        found.append(decisions)
+    assert list(map(_launches_apart, found)) == list(map(_launches_apart, expected))
+    groups = {id_: replace(group, forecast=None) for id_, group in world.state.groups.items()}
+    assert state == replace(world.state, settings=state.settings, groups=groups, unforecast=())
+
+
+def _launches_apart(decisions: tuple[AnyDecision, ...]) -> tuple[list[int], list[AnyDecision]]:
+    launched = [id_ for launch in decisions if isinstance(launch, Launch) for id_ in launch.ids]
+    return launched, [decision for decision in decisions if not isinstance(decision, Launch)]
 
 
 @pytest.mark.parametrize("policy", PolicyName)

@@ -6,7 +6,7 @@ import pytest
 
 from gyre_hpc.config import ScheduleConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.schedule.settings import PolicyName, Settings, settings_from
+from gyre_hpc.schedule.settings import LaunchOrder, PolicyName, Settings, settings_from
 
 
 def test_the_queue_and_the_staleness_limit_follow_from_phi_and_mu() -> None:
@@ -21,6 +21,14 @@ def test_async_trains_on_half_of_the_cells_unless_told_otherwise() -> None:
     assert settings_from(ScheduleConfig(policy="async", training_cells=3), (1,) * 4).training_cells == 3
     assert settings_from(ScheduleConfig(policy="gyre", training_cells=3), (1,) * 4).training_cells == 0
     assert settings_from(ScheduleConfig(policy="async"), (1, 1)).policy is PolicyName.ASYNC
+
+
+def test_launch_order_and_overlap_come_from_the_configuration() -> None:
+    assert settings_from(ScheduleConfig(), (1,)).launch_order is LaunchOrder.FIFO
+    assert settings_from(ScheduleConfig(), (1,)).overlap_joins
+    config = ScheduleConfig(launch_order="longest_first", overlap_joins=False)
+    settings = settings_from(config, (1,))
+    assert settings.launch_order is LaunchOrder.LONGEST_FIRST and not settings.overlap_joins
 
 
 def test_settings_that_cannot_work_name_their_key() -> None:

@@ -28,6 +28,7 @@ from gyre_hpc.schedule.protocol import (
     CoreRestored,
     Dispatch,
     EvaluationDue,
+    Forecast,
     GroupDead,
     GroupReady,
     Launch,
@@ -73,6 +74,10 @@ class Nature:
     checkpoint_every: int = 1
     fifo: bool = False
     """Executions end in the order of their ids."""
+    forecasts: tuple[float, ...] = (0.0, 1.0, 5.0, 7.5)
+    """What groups may be expected to take."""
+    late_forecasts: float = 0.0
+    """Chance that something else happens between a dispatch and its forecast."""
 
 
 @dataclass
@@ -164,6 +169,8 @@ class World:
         for law in self.laws:
             law(turned)
         if any(isinstance(decision, Dispatch) for decision in decisions):
+            self._forecast(late=self.rng.random() < self.nature.late_forecasts)
+        if any(isinstance(decision, Dispatch) for decision in decisions):
             self.capacity_lost = False
         if self.claims is not None and (grown or self.recount):
             self.recount = False
@@ -184,6 +191,17 @@ class World:
     def _deliver(self, item: tuple[str, AnyEvent]) -> None:
         self.soon.remove(item)
         self.tell(item[1])
+
+    def _forecast(self, *, late: bool) -> None:
+        """What the schedule waits for, as its state says."""
+        waiting = self.state.unforecast
+        if not waiting:
+            return
+        event = Forecast(tuple((group, self.rng.choice(self.nature.forecasts)) for group in waiting))
+        if late:
+            self.soon.append(("score", event))
+        else:
+            self.tell(event)
 
     # ---- decisions --------------------------------------------------------------------------------------------
 
@@ -412,11 +430,14 @@ class World:
         """The controller ended and resumes; the cells ended with it."""
         self.losses -= 1
         self.soon = [
-            item for item in self.soon if not isinstance(item[1], CellReady | CoreRestored | Published)
+            item
+            for item in self.soon
+            if not isinstance(item[1], CellReady | CoreRestored | Published | Forecast)
         ]
         self.claims, self.closing = None, False
         self.growth += len(self.state.cells)
         self.tell(AllCellsLost())
+        self._forecast(late=False)
 
     def _add(self) -> None:
         live = {cell.id for cell in self.state.cells}
@@ -451,4 +472,6 @@ def _noise_events(world: World) -> list[AnyEvent]:
     events: list[AnyEvent] = [Tick(1.0), Published(state.published), CellLost(CellId(999))]
     events += [Terminated(id_, ClosingReason.COMPLETED) for id_ in world.ended[-3:]]
     events += [GroupReady(group.id, 1) for group in state.groups.values() if group.rank >= 0][:2]
+    told = [group for group in state.groups if group not in state.unforecast]
+    events += [Forecast(tuple((group, 3.0) for group in told))]
     return events

@@ -110,6 +110,11 @@ def joining(state: State) -> int:
     return sum(cell.role is CellRole.JOINING and cell.routable for cell in state.cells)
 
 
+def awaits_a_join(state: State) -> bool:
+    """Whether joins come one at a time and one is under way."""
+    return not state.settings.overlap_joins and any(cell.role is CellRole.JOINING for cell in state.cells)
+
+
 def satellites_back(state: State) -> int:
     """C_R once every satellite serves again, the core still training."""
     back = (*COMING_BACK, *IN_TRAINING)

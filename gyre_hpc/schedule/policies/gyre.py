@@ -1,7 +1,7 @@
 """gyre: cells leave rollout one by one as the waterlevel falls, and join the batch under way.
 
 The next cell of the order may train iff w + e <= C_R - C_next and micro-steps are free beyond those that cells already
-under way will take. At a publication satellites return at once; the core stays iff the next batch has work and
+under way will take; without `overlap_joins` only once the cell before it has joined. At a publication satellites return at once; the core stays iff the next batch has work and
 w + e <= C_R with the satellites back (paper Eq. 6).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gyre_hpc.schedule.policies.base import (
     Turning,
+    awaits_a_join,
     fits_without,
     in_training,
     joining,
@@ -32,7 +33,7 @@ class Gyre:
         cell = next_cell(state)
         if cell is None or joining(state) >= supply or not fits_without(state, (cell,)):
             return ()
-        return (cell,)
+        return () if awaits_a_join(state) else (cell,)
 
     def stays(self, state: State, turning: Turning, supply: int) -> tuple[Cell, ...]:
         """The core, after a publication, if the next batch has work and the satellites hold the waterlevel."""
