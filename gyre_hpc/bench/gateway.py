@@ -21,15 +21,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import uvloop
 from aiohttp import web
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gyre_hpc.bench.figure import Figure
 from gyre_hpc.config import GatewayConfig
-from gyre_hpc.engines import wire
-from gyre_hpc.engines.client import Chunk
+from gyre_hpc.engines.client import Chunk, generate_options
+from gyre_hpc.engines.wire import EncodedIds, encode_generate
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.rendering import Rendering
@@ -124,19 +123,18 @@ class ScriptedEngine:
     async def generate(
         self,
         rid: str,
-        input_ids: Sequence[int],
+        input_ids: EncodedIds,
         max_new_tokens: int,
         kv_key: str,
         stop_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[Chunk]:
-        sampling = wire.SamplingParams(max_new_tokens, stop_token_ids=list(stop_token_ids))
-        request = wire.GenerateRequest(list(input_ids), sampling, rid, True, -1, True, kv_key)
-        self.encoded += len(msgspec.json.encode(request))
-        self.prompts.append(len(input_ids))
+        options = generate_options(rid, max_new_tokens, kv_key, stop_token_ids)
+        self.encoded += len(encode_generate(input_ids, options))
+        self.prompts.append(input_ids.count)
         for start in range(0, len(self._answer), ANSWER_TOKENS_PER_CHUNK):
             ids = self._answer[start : start + ANSWER_TOKENS_PER_CHUNK]
             finish = "stop" if start + len(ids) == len(self._answer) else None
-            yield Chunk(ids, [-0.5] * len(ids), [Version(0)] * len(ids), finish, 0, len(input_ids))
+            yield Chunk(ids, [-0.5] * len(ids), [Version(0)] * len(ids), finish, 0, input_ids.count)
 
     async def abort(self, rid: str) -> None:
         return None

@@ -71,7 +71,7 @@ class EngineClient:
     async def generate(
         self,
         rid: str,
-        input_ids: Sequence[int],
+        input_ids: Sequence[int] | wire.EncodedIds,
         max_new_tokens: int,
         kv_key: str,
         stop_token_ids: Sequence[int] = (),
@@ -80,23 +80,15 @@ class EngineClient:
 
         Raises EngineRefused before the first chunk, EngineUnreachable at any time.
         """
-        body = wire.GenerateRequest(
-            rid=rid,
-            input_ids=list(input_ids),
-            sampling_params=wire.SamplingParams(max_new_tokens, stop_token_ids=list(stop_token_ids)),
-            return_logprob=True,
-            stream=True,
-            extra_key=kv_key,
-        )
+        prompt = input_ids if isinstance(input_ids, wire.EncodedIds) else wire.EncodedIds.of(input_ids)
+        body = wire.encode_generate(prompt, generate_options(rid, max_new_tokens, kv_key, stop_token_ids))
         acknowledged = self._unacknowledged[rid] = asyncio.Event()
         try:
-            async with self._open(
-                "POST", "/generate", msgspec.json.encode(body), _GENERATE_TIMEOUT
-            ) as response:
+            async with self._open("POST", "/generate", body, _GENERATE_TIMEOUT) as response:
                 acknowledged.set()
                 received = 0
                 async for event in _events(response):
-                    chunk = self._increment(event, received, len(body.input_ids))
+                    chunk = self._increment(event, received, prompt.count)
                     received += len(chunk.ids)
                     if chunk.ids or chunk.finish:
                         yield chunk
@@ -241,6 +233,19 @@ class EngineClient:
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineUnreachable(f"engine {url}: {type(error).__name__}: {error}") from error
+
+
+def generate_options(
+    rid: str, max_new_tokens: int, kv_key: str, stop_token_ids: Sequence[int]
+) -> wire.GenerateOptions:
+    """A streamed generation under the sampling law."""
+    return wire.GenerateOptions(
+        rid=rid,
+        sampling_params=wire.SamplingParams(max_new_tokens, stop_token_ids=list(stop_token_ids)),
+        return_logprob=True,
+        stream=True,
+        extra_key=kv_key,
+    )
 
 
 def _reason(body: bytes) -> str:

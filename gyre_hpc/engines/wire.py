@@ -9,6 +9,8 @@ A stream carries `data: <GenerateEvent>` lines and ends with `data: [DONE]`; its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -30,16 +32,46 @@ class SamplingParams(Request):
     """Never stop on a token: neither on `stop_token_ids` nor on the model's own end tokens."""
 
 
-class GenerateRequest(Request):
-    """POST /generate. `extra_key` is the KV namespace: pages are shared only inside it."""
+class GenerateOptions(Request):
+    """All of a generation but its prompt. `extra_key` is the KV namespace: pages are shared only inside it."""
 
-    input_ids: list[int]
     sampling_params: SamplingParams
     rid: str = ""
     return_logprob: bool = False
     logprob_start_len: int = -1
     stream: bool = False
     extra_key: str | None = None
+
+
+class GenerateRequest(GenerateOptions, kw_only=True):
+    """POST /generate."""
+
+    input_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedIds:
+    """Token ids as the inside of a JSON list: a prompt that grows is encoded once, piece by piece."""
+
+    text: bytes
+    count: int
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> EncodedIds:
+        return cls(msgspec.json.encode(ids)[1:-1], len(ids))
+
+    def __add__(self, more: EncodedIds) -> EncodedIds:
+        if not self.count or not more.count:
+            return self if self.count else more
+        return EncodedIds(b"%b,%b" % (self.text, more.text), self.count + more.count)
+
+    def ids(self) -> list[int]:
+        return msgspec.json.decode(b"[%b]" % self.text, type=list[int])
+
+
+def encode_generate(prompt: EncodedIds, options: GenerateOptions) -> bytes:
+    """The body of a GenerateRequest."""
+    return b'{"input_ids":[%b],%b' % (prompt.text, msgspec.json.encode(options)[1:])
 
 
 class AbortRequest(Request):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.canonical import (
     EchoedCall,
     Request,
@@ -29,9 +30,7 @@ from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
 from gyre_hpc.records import Int32
 
 MAX_TIPS = 4
-"""Branches of one execution (main agent, sub-agents) whose latest prompt is kept as a list: 8 bytes a token."""
-_INTS: list[int] = []
-"""One object for each token id: a long list of ids costs its pointers only."""
+"""Branches of one execution (main agent, sub-agents) whose latest prompt is kept encoded: about 6 bytes a token."""
 
 
 class Mismatch(enum.StrEnum):
@@ -116,22 +115,22 @@ class Lineage:
     answers: dict[tuple[bytes, bytes], str] = field(default_factory=dict)
     """(context digest, digest of an answer without its handles) -> call."""
     mismatches: Counter[Mismatch] = field(default_factory=Counter)
-    tips: OrderedDict[Context, list[int]] = field(default_factory=OrderedDict)
-    """Prompts asked for last, as lists that grow with their branch."""
+    tips: OrderedDict[Context, EncodedIds] = field(default_factory=OrderedDict)
+    """Prompts asked for last, encoded: they grow with their branch."""
 
-    def ids(self, context: Context) -> list[int]:
-        """All ids of a context as a list that is the caller's. What the last prompts share with it is not built anew."""
+    def encoded(self, context: Context) -> EncodedIds:
+        """All ids of a context. What the last prompts share with it is not encoded anew."""
         ids = self.tips.pop(context, None)
         if ids is None:
-            ids = self.tips.pop(context.parent, None) if context.parent is not None else None
-            if ids is None:
-                ids = _shared_ints(context.ids())
+            parent = self.tips.pop(context.parent, None) if context.parent is not None else None
+            if parent is None:
+                ids = EncodedIds.of(context.ids().tolist())
             else:
-                ids += _shared_ints(context.tail)
+                ids = parent + EncodedIds.of(context.tail.tolist())
         self.tips[context] = ids
         if len(self.tips) > MAX_TIPS:
             self.tips.popitem(last=False)
-        return ids.copy()
+        return ids
 
     def prompt(self, request: Request) -> Prompt:
         """Ids of everything in the request, ending with the generation prompt."""
@@ -232,12 +231,6 @@ class _Fold:
     def _root(self, end: int) -> Context:
         ids = self.lineage.rendering.render(self.request.messages(0, end), self.request.tools)
         return Context(None, np.asarray(ids, np.int32), len(ids))
-
-
-def _shared_ints(ids: Int32) -> list[int]:
-    if len(ids) and (most := int(ids.max())) >= len(_INTS):
-        _INTS.extend(range(len(_INTS), most + 1))
-    return [_INTS[token] for token in ids.tolist()]
 
 
 def _common(output: Sequence[int], tail: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.records import CellId, Version
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Engine(Protocol):
     def generate(
         self,
         rid: str,
-        input_ids: Sequence[int],
+        input_ids: EncodedIds,
         max_new_tokens: int,
         kv_key: str,
         stop_token_ids: Sequence[int] = (),

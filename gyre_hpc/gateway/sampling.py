@@ -14,6 +14,7 @@ from functools import partial
 from typing import cast
 
 from gyre_hpc.engines.client import EngineRefused, EngineUnreachable
+from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Call, CallLost, Execution
@@ -93,8 +94,7 @@ class Sampler:
 
         Raises what the engine client raises, and TimeoutError when the engine is silent or does not let the call go.
         """
-        prompt = execution.lineage.ids(call.context)
-        prompt += call.ids
+        prompt = execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
         rid = f"{call.id}.{call.reroutes}."
         generated = lease.engine.generate(
             rid, prompt, call.budget - len(call.ids), kv_key(lease.version), self._rendering.stop_ids
@@ -111,7 +111,7 @@ class Sampler:
                     if not lease.leave.done():
                         limit.reschedule(now() + self._silence_s)
                     if first:
-                        self._started(call, len(prompt), chunk.cached_tokens)
+                        self._started(call, prompt.count, chunk.cached_tokens)
                         first = False
                     self._take(execution, call, chunk)
                     if call.ending is not None or chunk.finish:

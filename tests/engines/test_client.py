@@ -11,8 +11,11 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gyre_hpc.engines.client import Chunk, EngineClient, EngineRefused, EngineUnreachable
+from gyre_hpc.engines import wire
+from gyre_hpc.engines.client import Chunk, EngineClient, EngineRefused, EngineUnreachable, generate_options
 from gyre_hpc.errors import ProtocolViolation
 
 IDS = [11, 12, 13, 14, 15]
@@ -209,3 +212,16 @@ async def test_an_abort_waits_until_the_engine_has_taken_the_call() -> None:
         await client.abort("call")
         assert [chunk.finish for chunk in await call] == ["abort"]
     assert order == ["taken", "abort"]
+
+
+@given(pieces=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=5))
+def test_a_prompt_encoded_piece_by_piece_is_the_prompt(pieces: list[list[int]]) -> None:
+    whole = [token for piece in pieces for token in piece]
+    prompt = sum((wire.EncodedIds.of(piece) for piece in pieces), wire.EncodedIds.of([]))
+    assert (prompt.count, prompt.ids()) == (len(whole), whole)
+    options = generate_options("call", 8, "w4", [0, 7])
+    body = msgspec.json.decode(wire.encode_generate(prompt, options), type=wire.GenerateRequest)
+    sampling = wire.SamplingParams(8, stop_token_ids=[0, 7])
+    assert body == wire.GenerateRequest(
+        sampling, input_ids=whole, rid="call", return_logprob=True, stream=True, extra_key="w4"
+    )

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gyre_hpc.config import GatewayConfig
 from gyre_hpc.engines.client import Chunk, EngineUnreachable
+from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
 from gyre_hpc.gateway.rendering import Rendering
@@ -59,13 +60,13 @@ class ScriptedEngine:
     async def generate(
         self,
         rid: str,
-        input_ids: Sequence[int],
+        input_ids: EncodedIds,
         max_new_tokens: int,
         kv_key: str,
         stop_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[Chunk]:
-        self.requests.append((rid, list(input_ids), max_new_tokens, kv_key))
-        rest = self.script.rest(list(input_ids))
+        self.requests.append((rid, input_ids.ids(), max_new_tokens, kv_key))
+        rest = self.script.rest(input_ids.ids())
         complete = len(rest) <= max_new_tokens
         rest = rest[:max_new_tokens]
         if not rest:
@@ -79,10 +80,10 @@ class ScriptedEngine:
                 while not self.go.is_set() and rid not in self.aborted:
                     await asyncio.sleep(0.002)
             if rid in self.aborted:
-                yield self._chunk([], len(input_ids), "abort")
+                yield self._chunk([], input_ids.count, "abort")
                 return
             last = index == len(rest) - 1 and self.die_after != len(rest)
-            yield self._chunk([token], len(input_ids), ("stop" if complete else "length") if last else None)
+            yield self._chunk([token], input_ids.count, ("stop" if complete else "length") if last else None)
         if self.die_after == len(rest):
             self.die_after = None
             raise EngineUnreachable("scripted death after the last token")
