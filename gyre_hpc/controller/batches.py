@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.claims import ClaimsLedger
-from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.controller.claims import ClaimsLedger, Contradiction
+from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.schedule.protocol import MicroSteps
 from gyre_hpc.transport.messages import (
@@ -185,13 +185,13 @@ class BatchRunner:
             self.hooks.send(cell, FlushContribution(ledger.batch))
 
     def contribution(self, cell: CellId, message: Contribution) -> bool:
-        """Take a satellite's one contribution. False for a late one. Raises ProtocolViolation on unknown work."""
+        """Take a satellite's one contribution. False for a late one. Raises Contradiction on unknown work."""
         ledger = self.ledger
         if ledger is None or ledger.batch != message.batch or cell not in self.flushing:
             return False
         done = set(ledger.done_by(cell))
         if set(message.micro_steps) != done or bool(done) != (message.manifest is not None):
-            raise ProtocolViolation(
+            raise Contradiction(
                 f"cell {cell} contributes {sorted(message.micro_steps)} to batch {ledger.batch},"
                 f" the ledger has {sorted(done)}"
             )
@@ -277,5 +277,5 @@ class BatchRunner:
 
     def _open_ledger(self) -> ClaimsLedger:
         if self.ledger is None:
-            raise ProtocolViolation("no batch is open")
+            raise IllegalTransition("no batch is open")
         return self.ledger

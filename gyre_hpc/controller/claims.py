@@ -15,6 +15,10 @@ from gyre_hpc.records import CellId, GroupId
 from gyre_hpc.transport.messages import MicroStepRef
 
 
+class Contradiction(ProtocolViolation):
+    """What a peer says cannot be true of what the controller has asked of it: the peer is restarted, the run goes on."""
+
+
 @dataclass
 class ClaimsLedger:
     """Claims of batch `batch`. Counts obey: unclaimed + open + done = all micro-steps of the batch's groups."""
@@ -65,7 +69,7 @@ class ClaimsLedger:
                     self._push(ref)
 
     def withhold(self, cell: CellId, name: str) -> MicroStepRef:
-        """`cell` could not pull what it claimed. Raises ProtocolViolation if it does not hold the claim."""
+        """`cell` could not pull what it claimed. Raises Contradiction if it does not hold the claim."""
         self._check_claim(cell, name)
         del self._claimed[name]
         self._withheld.add(name)
@@ -85,14 +89,14 @@ class ClaimsLedger:
         return self._refs[name]
 
     def done(self, cell: CellId, name: str) -> None:
-        """`cell` has accumulated the micro-step. Raises ProtocolViolation if it does not hold the claim."""
+        """`cell` has accumulated the micro-step. Raises Contradiction if it does not hold the claim."""
         self._check_claim(cell, name)
         del self._claimed[name]
         self._done.setdefault(cell, []).append(name)
 
     def _check_claim(self, cell: CellId, name: str) -> None:
         if self._claimed.get(name) != cell:
-            raise ProtocolViolation(
+            raise Contradiction(
                 f"cell {cell} reports micro-step {name} of batch {self.batch} without a claim"
             )
 

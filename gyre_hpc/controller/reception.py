@@ -1,7 +1,8 @@
 """What peers say and do, each handed to the state machine that it concerns.
 
 The controller's loop calls `note` for everything on its inbox, one at a time and in order, then `restart_the_dead`. A
-message that its sender cannot have meant raises ProtocolViolation; late ones are for the state machines to know.
+message that its sender cannot have meant (Contradiction) costs that sender, named, never the run: its process is ended,
+nothing more of it is heard, its claims return, it is restarted. Late messages are for the state machines to know.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.batches import BatchRunner
 from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import ExecutionTable
 from gyre_hpc.controller.observer import Observer
@@ -21,7 +23,6 @@ from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
 from gyre_hpc.controller.weights import WeightKeeper
-from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.state import GroupStatus
@@ -50,6 +51,8 @@ class Reception:
     services: set[PeerKind] = field(default_factory=set)
     running_calls: dict[int, int] = field(default_factory=dict)
     """Model calls per cell, as the gateway said last."""
+    disowned: set[PeerId] = field(default_factory=set)
+    """Peers that contradicted themselves and have not ended yet."""
 
     def note(self, inbound: Inbound) -> None:
         """Something a peer said or did."""
@@ -57,10 +60,8 @@ class Reception:
             case Said(peer=peer, message=msg.Goodbye(error=error)):
                 if error:
                     self.supervision.said_goodbye(peer, error)
-            case Said(peer=(PeerKind.CELL, index), message=message):
-                self._from_cell(CellId(index), message)
-            case Said(message=message):
-                self._from_service(message)
+            case Said(peer=peer, message=message):
+                self._said(peer, message)
             case Connected(peer=(PeerKind.CELL, index)):
                 self._cell_connected(CellId(index))
             case Connected(peer=(kind, _), again=again):
@@ -71,6 +72,21 @@ class Reception:
                 self._cell_suspected(CellId(index), recovered)
             case Suspected(peer=(kind, _), recovered=recovered):
                 log.warning("%s %s", kind, "is alive again" if recovered else "is silent")
+
+    def _said(self, peer: PeerId, message: msg.Message) -> None:
+        kind, index = peer
+        if peer in self.disowned:
+            log.info("%s-%d: %s dropped, it is being ended", kind, index, type(message).__name__)
+            return
+        try:
+            if kind is PeerKind.CELL:
+                self._from_cell(CellId(index), message)
+            else:
+                self._from_service(kind, message)
+        except Contradiction as error:
+            self.observer.fault(_name(peer), f"{error}; it is restarted")
+            self.disowned.add(peer)
+            self.peers.kill(kind, index)
 
     def _from_cell(self, cell: CellId, message: msg.Message) -> None:
         match message:
@@ -83,7 +99,7 @@ class Reception:
             case msg.Contribution():
                 self.steps.contribution(cell, message)
             case msg.BatchCommitted():
-                self.steps.committed(message)
+                self.steps.committed(cell, message)
             case msg.CommitFailed(batch=batch, cell=lost, reason=reason):
                 self.observer.fault(f"cell-{lost}", f"its contribution could not be pulled: {reason}")
                 self.batches.commit_failed(lost, batch)
@@ -101,7 +117,7 @@ class Reception:
                 self.observer.fault(f"cell-{cell}", f"{state}: {error}; the cell is restarted")
                 self.peers.kill(PeerKind.CELL, cell)
             case _:
-                raise ProtocolViolation(f"cell {cell} sent {type(message).__name__}")
+                raise Contradiction(f"cell {cell} sent {type(message).__name__}")
 
     def _cell_switched(self, cell: CellId, message: msg.CellSwitched) -> None:
         self.cells.switched(cell, message)
@@ -121,7 +137,7 @@ class Reception:
             self.observer.fault(f"cell-{cell}", "no heartbeat: its calls move on")
             self.cells.engine_down(cell, "no heartbeat")
 
-    def _from_service(self, message: msg.Message) -> None:
+    def _from_service(self, kind: PeerKind, message: msg.Message) -> None:
         match message:
             case msg.ExecutionStarted():
                 self.executions.started(message)
@@ -151,7 +167,7 @@ class Reception:
                 log.info("%s sealed with %d executions", shard, len(ids))
                 self.processing.sealed(ids)
             case _:
-                raise ProtocolViolation(f"a service sent {type(message).__name__}")
+                raise Contradiction(f"the {kind} sent {type(message).__name__}")
 
     def _group_processed(self, message: msg.GroupProcessed) -> None:
         group = self.driver.state.groups.get(message.group)
@@ -191,8 +207,8 @@ class Reception:
 
     def _exited(self, peer: PeerId, code: int) -> None:
         kind, index = peer
-        name = f"cell-{index}" if kind is PeerKind.CELL else str(kind)
-        self.observer.fault(name, self.supervision.exited(peer, code))
+        self.disowned.discard(peer)
+        self.observer.fault(_name(peer), self.supervision.exited(peer, code))
         if kind is PeerKind.CELL:
             cell = CellId(index)
             self.steps.cell_lost(cell)
@@ -208,3 +224,8 @@ class Reception:
                 self.executions.runner_lost()
             elif peer.kind is PeerKind.PROCESSOR:
                 self.processing.tell_again(self.driver.state.groups, self.executions.outcomes())
+
+
+def _name(peer: PeerId) -> str:
+    kind, index = peer
+    return f"cell-{index}" if kind is PeerKind.CELL else str(kind)

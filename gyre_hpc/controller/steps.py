@@ -14,6 +14,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.controller import queries
 from gyre_hpc.controller.batches import BatchRunner
 from gyre_hpc.controller.cell_table import CellTable, Phase
+from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.journal import StepTaken
@@ -108,11 +109,13 @@ class Steps:
 
     # ---- the step -----------------------------------------------------------------------------------------------
 
-    def committed(self, message: msg.BatchCommitted) -> None:
-        """The core has stepped."""
+    def committed(self, cell: CellId, message: msg.BatchCommitted) -> None:
+        """The core has stepped. Raises Contradiction if nobody told the cell to."""
         ledger, batch, core = self.batches.ledger, self.state.open_batch, self.state.core
         if ledger is None or batch is None or core is None or ledger.batch != message.batch:
             return
+        if cell != core or not self.batches.committing or message.version != self.batches.makes:
+            raise Contradiction(f"cell {cell} steps to version {message.version} unasked")
         metrics = {
             **message.metrics,
             **summarise(merge(self._sums[name] for _, names in ledger.owners() for name in names)),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gyre_hpc.controller.batches import BatchRunner
 from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.journal import CheckpointWritten, Journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
@@ -68,10 +69,14 @@ class WeightKeeper:
         self.send(cell, RestoreTrainer(folder, version))
 
     def trainer_restored(self, cell: CellId, message: TrainerRestored) -> bool:
-        """False for a late one: another cell was told to restore since."""
+        """False for a late one: another cell was told to restore since. Raises Contradiction on another version."""
         if self.restoring != cell:
             log.info("cell-%d: late TrainerRestored of version %d, dropped", cell, message.version)
             return False
+        if message.version != self.checkpoint[0]:
+            raise Contradiction(
+                f"cell {cell} restored version {message.version}, asked was {self.checkpoint[0]}"
+            )
         self.restored, self.restoring = (cell, message), None
         self.batches.snapshot_ready(message.weights)
         self.batches.trainer_version[cell] = message.version

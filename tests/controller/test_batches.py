@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.transport import messages as msg
 from tests.controller.test_claims import ref
@@ -148,7 +148,7 @@ def test_a_contribution_that_names_other_work_is_refused() -> None:
     world.runner.enrol(SAT)
     world.work(SAT)
     world.runner.close()
-    with pytest.raises(ProtocolViolation, match=r"9\.9"):
+    with pytest.raises(Contradiction, match=r"9\.9"):
         world.runner.contribution(SAT, msg.Contribution(0, ("9.9",), manifest("g", 3)))
 
 

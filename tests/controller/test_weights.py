@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig
+from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.history import read_history
@@ -140,4 +141,14 @@ def test_weights_of_a_cell_that_is_not_to_be_the_core_any_more_are_not_offered(t
     weights.restore(CellId(1))
     assert not weights.trainer_restored(nobody, TrainerRestored(Version(0), region))
     assert weights.available is None and weights.restoring == 1
+    weights.journal.close()
+
+
+def test_a_core_that_restores_another_version_than_it_was_told_contradicts_itself(tmp_path: Path) -> None:
+    weights = keeper(tmp_path, keep=1)
+    weights.send = lambda cell, message: None
+    region = Manifest(RegionKind.WEIGHTS, "policy", 5, "", "cell-0", "127.0.0.1:1", ())
+    weights.restore(CellId(0))
+    with pytest.raises(Contradiction, match="cell 0 restored version 5"):
+        weights.trainer_restored(CellId(0), TrainerRestored(Version(5), region))
     weights.journal.close()
