@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,26 @@ import numpy.typing as npt
 from gyre_hpc.errors import ConfigError
 
 Float64 = npt.NDArray[np.float64]
+HELDOUT = 2**31
+"""Added to a seed: held-out executions share no draw with training ones."""
 
 
 class GroupWork(NamedTuple):
-    """One query. `seconds`: undisturbed duration of each execution; `training`: node-seconds each costs the trainer;
-    `valid`: whether it can be assessed; `forecast`: seconds expected of an execution from the query's history."""
+    """One query. `seconds`: undisturbed duration of each execution; `training`: node-seconds each costs the trainer (all
+    0: equal rewards, no micro-step); `forecast`: seconds expected of an execution from the query's history; `valid`:
+    whether each can be assessed, empty if all; `micro_steps`: how many there are, 0 if the world's training model says it;
+    `scored_s`: from the end of the last execution to the group's readiness, None if the world says it."""
 
     seconds: tuple[float, ...]
     training: tuple[float, ...]
     forecast: float
     valid: tuple[bool, ...] = ()
+    micro_steps: int = 0
+    scored_s: float | None = None
+
+    def is_valid(self, index: int) -> bool:
+        """Whether execution `index` of the group can be assessed."""
+        return not self.valid or self.valid[index]
 
 
 class Workload(Protocol):
@@ -31,6 +41,22 @@ class Workload(Protocol):
 
     def groups(self, seed: int, executions: int) -> Iterator[GroupWork]:
         """Endless groups of this many executions, in dispatch order."""
+
+
+@runtime_checkable
+class KnowsHeldout(Protocol):
+    """A workload whose held-out executions are not like its training executions."""
+
+    def heldout(self, seed: int) -> Iterator[float]:
+        """Endless undisturbed durations."""
+
+
+def heldout_seconds(workload: Workload, seed: int) -> Iterator[float]:
+    """Undisturbed durations of held-out executions; drawn like single training executions if nothing else is known."""
+    if isinstance(workload, KnowsHeldout):
+        yield from workload.heldout(seed)
+    for group in workload.groups(seed + HELDOUT, 1):
+        yield from group.seconds
 
 
 @dataclass(frozen=True)

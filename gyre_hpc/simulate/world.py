@@ -39,22 +39,16 @@ class EngineModel(msgspec.Struct, frozen=True):
 
 
 class TrainingModel(msgspec.Struct, frozen=True):
-    """Cells share a batch's work in proportion to their nodes, as claims of small micro-steps make them (a fluid model).
-
-    When the last micro-step is claimed, n cells hold one each, at a random point of it: the last of them ends
-    `micro_step * (n-1) / (2 (n+1))` after the fluid would have.
-    """
+    """How cells share a batch's work: by claims of micro-steps, or as a fluid, the limit of ever smaller ones."""
 
     micro_step_s: float = 0.0
-    """Seconds one cell needs for a micro-step."""
+    """Seconds an average cell needs for a micro-step; 0: a fluid in proportion to the cells' nodes."""
     fill_s: float = 0.0
     """Pipeline fill and drain, once per batch."""
     step_s: float = 0.0
     """Contributions, gradient norm and optimizer update, once per batch."""
-
-    def tail_s(self, cells: int) -> float:
-        """Seconds from the end of the fluid to the end of the batch on `cells` cells."""
-        return self.fill_s + self.micro_step_s * (cells - 1) / (2 * (cells + 1)) if cells else self.fill_s
+    snapshot_s: float = 0.0
+    """From a step inside a burst until satellites hold its weights and may claim again."""
 
 
 class SwitchCosts(msgspec.Struct, frozen=True):
@@ -100,6 +94,8 @@ class Preemption(Fault, tag="preemption", frozen=True):
 
     back_after_s: float
     restore_s: float = 60.0
+    warned: bool = True
+    """Whether the newest version is written before the end; else the last checkpoint counts."""
 
 
 class EvaluatorOutage(Fault, tag="evaluator_outage", frozen=True):
@@ -111,11 +107,21 @@ class EvaluatorOutage(Fault, tag="evaluator_outage", frozen=True):
 AnyFault = CellLoss | Preemption | EvaluatorOutage
 
 
+def wall_time(
+    limit_s: float, back_after_s: float, jobs: int, restore_s: float = 60.0
+) -> tuple[Preemption, ...]:
+    """Ends of a run that `jobs` jobs of this wall time carry on, each queued for `back_after_s`."""
+    starts = (job * (limit_s + back_after_s) for job in range(jobs - 1))
+    return tuple(Preemption(start + limit_s, back_after_s, restore_s) for start in starts)
+
+
 class Place(msgspec.Struct, frozen=True):
     """A cell: its nodes and the executions it serves at once."""
 
     nodes: float
     capacity: int
+    start_s: float = 0.0
+    """From the start of the run until its engine serves for the first time."""
 
 
 class World(msgspec.Struct, frozen=True):
@@ -127,6 +133,12 @@ class World(msgspec.Struct, frozen=True):
     training: TrainingModel = TrainingModel()
     switch: SwitchCosts = SwitchCosts()
     publish_s: float = 0.0
+    checkpoint_every: int = 1
+    """Publications between two checkpoints: where a lost core goes on."""
+    heldout: int = 0
+    """Executions of a held-out evaluation. `Settings` says whether one comes before the first and after the last step."""
+    evaluate_every: int = 0
+    """Publications between two evaluations; 0: none in between."""
     launch_s: float = 0.0
     """Sandbox and harness start, before an execution's first call."""
     evaluate_s: float = 0.0
