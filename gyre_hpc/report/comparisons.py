@@ -15,8 +15,8 @@ from gyre_hpc.report.figures import (
     CAUSES,
     DESIGN_COLOURS,
     INK,
+    MUTED,
     PAPER,
-    STEP,
     empty,
     styled,
     time_unit,
@@ -74,32 +74,39 @@ def ladder(rows: Mapping[str, Interval], paper: Mapping[str, float]) -> go.Figur
             marker={"symbol": "diamond", "size": 10, "color": PAPER, "line": {"color": INK, "width": 1.5}},
             hovertemplate="%{y}, paper: %{x:.3f}<extra></extra>",
         )
-    ends = [max(row.high, paper.get(name, 0.0)) for name, row in rows.items()]
-    words = [f"<b>{row.mean:.3f}</b>{_beside(paper.get(name))}" for name, row in rows.items()]
-    _labels(figure, ends, names, words)
-    figure.add_vline(x=1.0, line={"color": STEP, "width": 1}, layer="below")
+    figure.add_vline(x=1.0, line={"color": INK, "width": 1}, layer="below")
     _rows(figure, names, "time per step, reference = 1")
-    figure.update_xaxes(range=[0, 1.2 * max(ends)])
+    figure.update_xaxes(
+        range=[0, 1.04 * max(max(row.high, paper.get(name, 0)) for name, row in rows.items())]
+    )
+    _column(figure, 80, "simulated", {name: f"<b>{row.mean:.3f}</b>" for name, row in rows.items()}, INK)
+    if told:
+        _column(figure, 150, "paper", {name: f"{paper[name]:.3f}" for name in told}, MUTED)
+    figure.update_layout(margin_r=165)
     return figure
 
 
-def _beside(paper: float | None) -> str:
-    return "" if paper is None else f"  paper {paper:.3g}"
+def _column(figure: go.Figure, right: float, head: str, words: Mapping[str, str], colour: str) -> None:
+    """Numbers in a column that ends `right` pixels right of the axes."""
+    style = {"showarrow": False, "xref": "paper", "x": 1, "xshift": right, "xanchor": "right"}
+    figure.add_annotation(text=head, yref="paper", y=1, yanchor="bottom", font={"color": MUTED}, **style)
+    for name, word in words.items():
+        figure.add_annotation(text=word, y=name, font={"color": colour}, **style)
 
 
 def time_against_nodes(curves: Mapping[str, Mapping[float, Interval]]) -> go.Figure:
-    """Seconds per step of each design by the number of nodes; dotted: the first design with ideal scaling."""
+    """Seconds per step of each design by the number of nodes; dotted: the fastest design with ideal scaling."""
     curves = {name: curve for name, curve in curves.items() if curve}
     if not curves:
         return empty("no design was run on several sizes", 200)
     figure = go.Figure()
     unit, word = time_unit(max(point.mean for curve in curves.values() for point in curve.values()))
-    ideal = ideal_scaling(next(iter(curves.values())))
+    ideal = ideal_scaling(curves)
     figure.add_scatter(
         x=list(ideal),
         y=[seconds / unit for seconds in ideal.values()],
         mode="lines",
-        name="ideal scaling of the first",
+        name="ideal scaling",
         line={"color": CAPACITY, "width": 1.5, "dash": "dot"},
     )
     for (name, curve), colour in zip(curves.items(), _cycled(len(curves)), strict=True):
@@ -121,10 +128,12 @@ def time_against_nodes(curves: Mapping[str, Mapping[float, Interval]]) -> go.Fig
     return figure
 
 
-def ideal_scaling(curve: Mapping[float, Interval]) -> dict[float, float]:
-    """Nodes -> seconds per step if all of the fewest nodes' time shrank with the nodes."""
-    fewest = min(curve)
-    return {nodes: curve[fewest].mean * fewest / nodes for nodes in sorted(curve)}
+def ideal_scaling(curves: Mapping[str, Mapping[float, Interval]]) -> dict[float, float]:
+    """Nodes -> seconds per step if the fastest design's time on the fewest nodes shrank as nodes grow; a smooth curve."""
+    seconds, fewest = min((curve[min(curve)].mean * min(curve), min(curve)) for curve in curves.values())
+    most = max(nodes for curve in curves.values() for nodes in curve)
+    steps = [fewest * (most / fewest) ** (index / 64) for index in range(65)]
+    return {nodes: seconds / nodes for nodes in steps}
 
 
 def _cycled(count: int) -> list[str]:
@@ -158,8 +167,10 @@ def _labels(figure: go.Figure, x: Sequence[float], names: Sequence[str], words: 
 
 
 def _rows(figure: go.Figure, names: Sequence[str], title: str, **layout: object) -> None:
-    """One row per design, the first on top."""
-    styled(figure, ROW * len(names) + FRAME, xaxis_title=title, bargap=0.3, **layout)
+    """One row per design, the first on top; the legend in order of stacking."""
+    styled(
+        figure, ROW * len(names) + FRAME, xaxis_title=title, bargap=0.3, legend_traceorder="normal", **layout
+    )
     figure.update_yaxes(
         categoryorder="array",
         categoryarray=list(names),

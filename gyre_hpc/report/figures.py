@@ -196,7 +196,8 @@ def _water(figure: go.Figure, changes: Sequence[m.Water], end: float, unit: floa
 def _roles(figure: go.Figure, lines: Sequence[m.AnyMetric], unit: float) -> None:
     by_word: dict[str, list[tuple[int, str, float, float]]] = defaultdict(list)
     for span in role_spans(lines, lines[-1].t):
-        by_word[WORDS.get(span[1], "starting")].append(span)
+        if span[3] > span[2]:
+            by_word[WORDS.get(span[1], "starting")].append(span)
     for word, colour in ROLE_COLOURS.items():
         spans = by_word[word]
         if not spans:

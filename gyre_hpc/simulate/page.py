@@ -9,8 +9,8 @@ from statistics import fmean
 from gyre_hpc.report import comparisons, figures, tables
 from gyre_hpc.report.html import page, plot, section
 from gyre_hpc.report.intervals import Interval
-from gyre_hpc.simulate.views import Designs, duration, idle_by_cause, in_words, metric_lines, recorded
 from gyre_hpc.simulate.outcome import Outcome
+from gyre_hpc.simulate.views import Designs, duration, idle_by_cause, in_words, metric_lines, recorded
 
 
 def render(
@@ -31,7 +31,7 @@ def render(
         told = "Device time without tokens or micro-steps, over all device time."
         parts.append(section("Idle time by cause", told, plot(comparisons.idle_by_design(shares), "idle")))
     if curves:
-        told = "The same data per step on more nodes; dotted: the first design with ideal scaling."
+        told = "The same data per step on more nodes; dotted: the fastest design with ideal scaling."
         parts.append(
             section("Time against nodes", told, plot(comparisons.time_against_nodes(curves), "nodes"))
         )
@@ -58,18 +58,19 @@ def _numbers(designs: Designs) -> str:
         "written off",
         "seeds",
     )
-    return tables.table(heads, [_row(name, runs) for name, runs in designs.items() if runs])
+    longest = max((run.seconds for runs in designs.values() for run in runs), default=0.0)
+    return tables.table(heads, [_row(name, runs, longest) for name, runs in designs.items() if runs])
 
 
-def _row(name: str, runs: Sequence[Outcome]) -> tuple[object, ...]:
+def _row(name: str, runs: Sequence[Outcome], longest: float) -> tuple[object, ...]:
     taken = [run for run in runs if run.steps]
     if not taken:
         return (name, runs[0].reason or "no step", *("-",) * 5, len(runs))
     time = Interval.of([run.seconds_per_step() for run in taken])
     return (
         name,
-        duration(time.mean),
-        f"{duration(time.low)} to {duration(time.high)}" if time.known else "-",
+        duration(time.mean, longest),
+        f"{duration(time.low, longest)} to {duration(time.high, longest)}" if time.known else "-",
         f"{fmean(run.staleness for run in taken):.2f}",
         f"{fmean(sum(run.idle_shares().values()) for run in taken):.1%}",
         f"{fmean(run.switches for run in taken):.0f}",

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from gyre_hpc.report import figures as look
@@ -42,6 +45,14 @@ STYLE: Any = {
     "xtick.labelcolor": look.INK,
     "ytick.labelcolor": look.INK,
     "text.color": look.INK,
+}
+DOTS = (0, (1, 2))
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+PAPER_MARK: dict[str, Any] = {
+    "markerfacecolor": look.PAPER,
+    "markeredgecolor": look.INK,
+    "markersize": 5.5,
+    "zorder": 4,
 }
 styled = matplotlib.rc_context(STYLE)
 
@@ -72,8 +83,12 @@ def role_timeline(lines: Sequence[m.AnyMetric], title: str, about: str = "") -> 
         axes.set_xlim(0, lines[-1].t / unit)
     water.tick_params(labelbottom=False)
     roles.set_xlabel(f"{word} since the start")
-    _key(water, [(look.WATER, "waterlevel (unfinished executions)"), (look.CAPACITY, "rollout capacity")])
-    _key(roles, [(colour, role) for role, colour in look.ROLE_COLOURS.items() if role in used])
+    marks = [
+        (look.WATER, "waterlevel (unfinished executions)", "-"),
+        (look.CAPACITY, "rollout capacity", "-"),
+    ]
+    _key(water, [_line(*mark) for mark in [*marks, (look.MUTED, "optimizer step", ":")]])
+    _key(roles, [_square(colour, role) for role, colour in look.ROLE_COLOURS.items() if role in used])
     return figure
 
 
@@ -126,7 +141,7 @@ def _joins(axes: Axes, joins: Sequence[m.Join], cells: Sequence[int], unit: floa
 def _steps(water: Axes, roles: Axes, times: Iterable[float]) -> None:
     for time in times:
         for axes in (water, roles):
-            axes.axvline(time, color=look.STEP, linewidth=0.6, zorder=0.5)
+            axes.axvline(time, color=look.MUTED, linewidth=0.7, linestyle=DOTS, zorder=0.5)
 
 
 @styled
@@ -143,51 +158,64 @@ def idle_by_design(shares: Mapping[str, Mapping[str, float]], title: str) -> Fig
         axes.annotate(f"{left:.1%}", (left, index), (4, 0), **BESIDE, weight="bold")
     axes.set_xlim(0, 1.1 * max([*totals, 0.01]))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _key(axes, [(look.CAUSES[cause][1], look.CAUSES[cause][0]) for cause in causes])
+    _key(axes, [_square(look.CAUSES[cause][1], look.CAUSES[cause][0]) for cause in causes])
     return figure
 
 
 @styled
 def ladder(rows: Mapping[str, Interval], paper: Mapping[str, float], title: str) -> Figure:
     """Time per step relative to the reference design, with intervals, the paper's value beside it."""
-    figure, axes = _rows(list(rows), title, "time per step, reference = 1")
+    figure, axes = _rows(list(rows), title, "time per step, reference = 1", right=1.75)
     for index, (name, row) in enumerate(rows.items()):
         axes.barh(index, row.mean, 0.68, color=look.BLUE, linewidth=0)
-        if row.known:
-            reach = [[row.mean - row.low], [row.high - row.mean]]
-            axes.errorbar(row.mean, index, xerr=reach, color=look.INK, linewidth=1.1, capsize=2.5)
-        end = max(row.high, paper.get(name, 0.0))
-        told = axes.annotate(f"{row.mean:.3f}", (end, index), (7, 0), **BESIDE, weight="bold")
+        reach = [[row.mean - row.low], [row.high - row.mean]] if row.known else None
+        axes.errorbar(row.mean, index, xerr=reach, color=look.INK, linewidth=1.1, capsize=2.5)
         if name in paper:
             axes.plot(paper[name], index, "D", **PAPER_MARK)
-            axes.annotate(
-                f"paper {paper[name]:.3g}", (1, 0), (5, 1), **(BESIDE | {"xycoords": told}), color=look.MUTED
-            )
-    ends = [max(row.high, paper.get(name, 0.0)) for name, row in rows.items()]
-    axes.set_xlim(0, 1.22 * max(ends))
-    axes.axvline(1.0, color=look.STEP, linewidth=0.8, zorder=0.5)
-    _key(axes, [(look.BLUE, "simulated, mean and 95 % interval")])
+    axes.set_xlim(0, 1.04 * max(max(row.high, paper.get(name, 0.0)) for name, row in rows.items()))
+    axes.axvline(1.0, color=look.INK, linewidth=0.6, zorder=0.5)
+    _column(axes, 0.6, "simulated", [f"{row.mean:.3f}" for row in rows.values()], look.INK)
+    handles: list[Artist] = [_square(look.BLUE, "simulated, mean and 95 % interval of the seeds")]
+    if paper:
+        told = [f"{paper[name]:.3f}" if name in paper else "" for name in rows]
+        _column(axes, 1.35, "paper", told, look.MUTED)
+        handles.append(Line2D([], [], linestyle="", marker="D", label="paper", **PAPER_MARK))
+    _key(axes, handles)
     return figure
+
+
+def _column(axes: Axes, inches: float, head: str, words: Sequence[str], colour: str) -> None:
+    """Numbers in a column right of the axes."""
+    place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "annotation_clip": False}
+    for y, word in enumerate([head, *words], start=-1):
+        weight = "normal" if y < 0 else "bold" if colour == look.INK else "normal"
+        text = axes.annotate(word, (1, y), (72 * inches, 0), **(BESIDE | place), ha="right", weight=weight)
+        text.set_color(look.MUTED if y < 0 else colour)
 
 
 @styled
 def time_against_nodes(curves: Mapping[str, Mapping[float, Interval]], title: str) -> Figure:
-    """Seconds per step by the number of nodes; dotted: the first design with ideal scaling."""
-    figure = Figure((WIDTH, 4.4))
-    axes = _axes(figure, 0.72, 3.2, right=1.3)
-    _heading(figure, title, "")
+    """Seconds per step by the number of nodes; dotted: the fastest design with ideal scaling."""
+    figure = Figure((WIDTH, 4.2))
+    axes = _axes(figure, 0.5, 3.2, right=1.15)
+    _heading(figure, title)
     unit, word = look.time_unit(max(point.mean for curve in curves.values() for point in curve.values()))
     ends: list[tuple[float, str, str]] = []
     for (name, curve), colour in zip(curves.items(), cycle(look.DESIGN_COLOURS), strict=False):
         sizes = sorted(curve)
-        points = [Interval(*(value / unit for value in curve[nodes])) for nodes in sizes]
-        means = [point.mean for point in points]
-        reach = [[p.mean - p.low for p in points], [p.high - p.mean for p in points]]
+        points = [curve[nodes] for nodes in sizes]
+        means = [point.mean / unit for point in points]
+        reach = [
+            [(point.mean - point.low) / unit for point in points],
+            [(point.high - point.mean) / unit for point in points],
+        ]
         axes.errorbar(sizes, means, reach, color=colour, marker="o", markersize=4, linewidth=1.6, capsize=2.5)
         ends.append((means[-1], name, colour))
-    ideal = ideal_scaling(next(iter(curves.values())))
-    axes.plot(list(ideal), [v / unit for v in ideal.values()], ":", color=look.CAPACITY, linewidth=1.3)
-    ends.append((list(ideal.values())[-1] / unit, "ideal scaling", look.CAPACITY))
+    ideal = ideal_scaling(curves)
+    axes.plot(
+        list(ideal), [seconds / unit for seconds in ideal.values()], ":", color=look.CAPACITY, linewidth=1.4
+    )
+    ends.append((ideal[max(ideal)] / unit, "ideal scaling", look.CAPACITY))
     axes.set_ylim(0)
     _end_labels(axes, max(ideal), ends)
     _node_ticks(axes, sorted({nodes for curve in curves.values() for nodes in curve}))
@@ -215,21 +243,12 @@ def _end_labels(axes: Axes, x: float, ends: Iterable[tuple[float, str, str]]) ->
         )
 
 
-BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
-PAPER_MARK: dict[str, Any] = {
-    "markerfacecolor": look.PAPER,
-    "markeredgecolor": look.INK,
-    "markersize": 5.5,
-    "zorder": 4,
-}
-
-
-def _rows(names: Sequence[str], title: str, label: str) -> tuple[Figure, Axes]:
+def _rows(names: Sequence[str], title: str, label: str, right: float = RIGHT) -> tuple[Figure, Axes]:
     """Axes with one row per design, the first on top."""
     head, foot = 0.66, 0.5
     figure = Figure((WIDTH, head + ROW * len(names) + foot))
-    axes = _axes(figure, head, ROW * len(names))
-    _heading(figure, title, "")
+    axes = _axes(figure, head, ROW * len(names), right)
+    _heading(figure, title)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -245,7 +264,7 @@ def _axes(figure: Figure, top: float, height: float, right: float = RIGHT) -> Ax
     return figure.add_axes((left, 1 - (top + height) / high, 1 - left - right / wide, height / high))
 
 
-def _heading(figure: Figure, title: str, about: str) -> None:
+def _heading(figure: Figure, title: str, about: str = "") -> None:
     """`title` in bold at the upper left, `about` beside it."""
     high = figure.get_size_inches()[1]
     bold: dict[str, Any] = {"fontsize": 11, "weight": "bold", "va": "top"}
@@ -259,14 +278,21 @@ def _heading(figure: Figure, title: str, about: str) -> None:
     figure.axes[0].annotate(about, (1, 0), (9, 0), **beside)
 
 
-def _key(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    """Coloured squares with their words, in a line above the axes."""
-    handles = [matplotlib.patches.Patch(facecolor=colour, label=word) for colour, word in entries]
+def _square(colour: str, word: str) -> Patch:
+    return Patch(facecolor=colour, label=word)
+
+
+def _line(colour: str, word: str, style: str) -> Line2D:
+    return Line2D([], [], color=colour, linewidth=1.6, linestyle=style, label=word)
+
+
+def _key(axes: Axes, handles: Sequence[Artist]) -> None:
+    """What the marks mean, in a line above the axes."""
     axes.legend(
-        handles=handles,
+        handles=list(handles),
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=len(entries),
+        ncols=len(handles),
         frameon=False,
         borderaxespad=0.1,
         borderpad=0.2,

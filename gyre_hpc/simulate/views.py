@@ -23,7 +23,19 @@ def busy_lines(outcome: Outcome) -> list[m.Busy]:
 
 def metric_lines(outcome: Outcome) -> list[m.AnyMetric]:
     """All lines of a recorded outcome, in order of time; the last one is as late as the run's end."""
-    return [*outcome.lines, *busy_lines(outcome)]
+    return sorted([*outcome.lines, *step_lines(outcome), *busy_lines(outcome)], key=lambda line: line.t)
+
+
+def step_lines(outcome: Outcome) -> list[m.Step]:
+    """One line per optimizer step; what a simulation does not know (scores, tokens) is absent."""
+    lines, began = [], 0.0
+    for step in outcome.steps:
+        size = len(step.staleness)
+        lines.append(
+            m.Step(step.at_s, step.version, None, size, 0, 0, 0, step.staleness, {}, step.at_s - began)
+        )
+        began = step.at_s
+    return lines
 
 
 def recorded(designs: Designs) -> dict[str, Outcome]:
@@ -45,9 +57,9 @@ def idle_by_cause(designs: Designs) -> dict[str, dict[str, float]]:
     return shares
 
 
-def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
-    unit, word = time_unit(seconds)
+def duration(seconds: float, of: float | None = None) -> str:
+    """Seconds in the unit that reads best, for it alone or for a longer whole that it is part of."""
+    unit, word = time_unit(seconds if of is None else of)
     return f"{seconds / unit:.3g} {word}"
 
 
@@ -55,4 +67,6 @@ def in_words(outcome: Outcome) -> str:
     """A run in half a line."""
     if not outcome.steps:
         return outcome.reason or "no step"
-    return f"{duration(outcome.seconds_per_step())} per step, mean staleness {outcome.staleness:.2f}"
+    time = duration(outcome.seconds_per_step(), outcome.seconds)
+    idle = sum(outcome.idle_shares().values())
+    return f"{time} per step, mean staleness {outcome.staleness:.2f}, {idle:.0%} of device time idle"
