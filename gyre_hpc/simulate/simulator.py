@@ -172,8 +172,9 @@ class _Simulation:
             case p.LaunchEvaluation():
                 self._launch({id_: next(self._heldout) for id_ in decision.ids})
             case p.Dispatch():
-                for group in decision.groups:
-                    self._groups.admit(group)
+                known = tuple((group.group, self._groups.admit(group).forecast) for group in decision.groups)
+                if self._state.unforecast:
+                    self._tell(p.Forecast(known))
             case p.ToTraining():
                 self._to_training(decision.cell)
             case p.ToRollout():
