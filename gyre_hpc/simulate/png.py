@@ -83,11 +83,8 @@ def role_timeline(lines: Sequence[m.AnyMetric], title: str, about: str = "") -> 
         axes.set_xlim(0, lines[-1].t / unit)
     water.tick_params(labelbottom=False)
     roles.set_xlabel(f"{word} since the start")
-    marks = [
-        (look.WATER, "waterlevel (unfinished executions)", "-"),
-        (look.CAPACITY, "rollout capacity", "-"),
-    ]
-    _key(water, [_line(*mark) for mark in [*marks, (look.MUTED, "optimizer step", ":")]])
+    marks = [(look.WATER, "waterlevel (unfinished executions)"), (look.CAPACITY, "rollout capacity")]
+    _key(water, [*(_line(*mark) for mark in marks), _line(look.MUTED, "optimizer step", dotted=True)])
     _key(roles, [_square(colour, role) for role, colour in look.ROLE_COLOURS.items() if role in used])
     return figure
 
@@ -282,8 +279,8 @@ def _square(colour: str, word: str) -> Patch:
     return Patch(facecolor=colour, label=word)
 
 
-def _line(colour: str, word: str, style: str) -> Line2D:
-    return Line2D([], [], color=colour, linewidth=1.6, linestyle=style, label=word)
+def _line(colour: str, word: str, dotted: bool = False) -> Line2D:
+    return Line2D([], [], color=colour, linewidth=1.6, linestyle=":" if dotted else "-", label=word)
 
 
 def _key(axes: Axes, handles: Sequence[Artist]) -> None:
