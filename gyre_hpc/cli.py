@@ -92,6 +92,12 @@ def _bench(arguments: list[str]) -> None:
     sys.stdout.write(line.decode() + "\n")
 
 
+def _simulate(arguments: list[str]) -> None:
+    from gyre_hpc.simulate import app
+
+    app.main(arguments, Console(highlight=False))
+
+
 VERBS = {
     "train": Verb(
         _train, "train a policy with elastic cells (a Hydra application)", "gyre train experiment=quickstart"
@@ -100,6 +106,9 @@ VERBS = {
         _shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"
     ),
     "report": Verb(_report, "write report.html and summary.json of a run", "gyre report runs/quickstart-1"),
+    "simulate": Verb(
+        _simulate, "simulate schedules on machines of any size", "gyre simulate preset=paper_ladder"
+    ),
     "warmstart": Verb(
         _warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"
     ),

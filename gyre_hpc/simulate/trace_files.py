@@ -55,7 +55,9 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[str, object]]
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: row {number}: {error}", fix="write one JSON object per line") from error
+            raise ConfigError(
+                f"{path}: row {number}: {error}", fix="write one JSON object per line"
+            ) from error
         if not isinstance(record, dict):
             raise ConfigError(f"{path}: row {number}: not an object", fix="write one JSON object per line")
         yield record
@@ -70,9 +72,13 @@ def _row(path: Path, number: int, record: dict[str, object] | dict[str, str]) ->
     try:
         seconds, tokens = float(str(record["seconds"])), float(str(record.get("tokens") or 0))
     except ValueError as error:
-        raise ConfigError(f"{path}: row {number}: {error}", fix="write seconds and tokens as numbers") from error
+        raise ConfigError(
+            f"{path}: row {number}: {error}", fix="write seconds and tokens as numbers"
+        ) from error
     if not (0 < seconds < float("inf") and 0 <= tokens < float("inf")):
-        raise ConfigError(f"{path}: row {number}: seconds={seconds}, tokens={tokens}", fix="write positive numbers")
+        raise ConfigError(
+            f"{path}: row {number}: seconds={seconds}, tokens={tokens}", fix="write positive numbers"
+        )
     return str(record.get("run", "")), str(record["query"]), seconds, tokens
 
 
@@ -86,7 +92,7 @@ def trace_workload(
     for run, query, duration, sampled in rows:
         seconds[run][query].append(duration)
         tokens[run][query].append(sampled)
-    for run, queries in seconds.items():
+    for queries in seconds.values():
         factor = 1.0 if mean_s is None else _scale(path, queries, mean_s, limit_s)
         for query, members in queries.items():
             queries[query] = [min(limit_s, factor * member) for member in members]
