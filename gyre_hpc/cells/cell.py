@@ -2,8 +2,9 @@
 
 Each handler finishes before the next begins, so a claimed micro-step is always done before the flush or the role switch
 that was sent after it. A satellite's gradient leaves the trainer when it is flushed and its region stays until it is
-committed; the core's gradient stays in the trainer until the commit. What cannot be answered with SwitchFailed,
-CommitFailed or MicroStepUnavailable is raised, and ends the process: the controller then returns the cell's claims.
+committed; the core's gradient stays in the trainer until the commit. A pull that fails, as when its source dies, costs
+the cell nothing: it says so, stays what it was and waits for other weights. What cannot be answered so, or with
+SwitchFailed, is raised and ends the process: the controller then returns the cell's claims.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ from gyre_hpc.transport.messages import (
     RestoreTrainer,
     Serial,
     StartBatch,
+    StartPostponed,
     SwitchFailed,
+    SwitchPostponed,
     TrainerRestored,
     WeightsPublished,
     WorkReady,
@@ -59,6 +62,8 @@ from gyre_hpc.transport.regions import PullFailed, RegionServer, pull
 log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 WEIGHTS_NAME = "policy"
+SERVES_WEIGHTS = (CellRole.STARTING, CellRole.ROLLOUT, CellRole.TRAINING)
+"""Roles from which an engine may be told to serve."""
 
 
 @dataclass(frozen=True)
@@ -171,19 +176,30 @@ class Cell:
     async def _take_training_memory(self, message: BecomeTrainer, phases: Phases) -> None:
         with timed(phases, "restore"):
             await self._trainer.enter()
-        if message.weights is not None and not message.core:
+        if message.weights is None or message.core:
+            return
+        try:
             with timed(phases, "pull"):
                 arrays = await self._pull(message.weights)
-            with timed(phases, "load"):
-                await self._trainer.load_weights(arrays, Version(message.weights.version))
+        except PullFailed as error:
+            log.warning("training starts with version %d: %s", self._trainer.version, error)
+            return
+        with timed(phases, "load"):
+            await self._trainer.load_weights(arrays, Version(message.weights.version))
 
     async def _become_engine(self, message: BecomeEngine) -> None:
+        self._machine.require(*SERVES_WEIGHTS, action=f"serve version {message.version}")
         was_training = self.role is CellRole.TRAINING
-        self._machine.to(CellRole.SWITCHING_TO_ROLLOUT)
         phases: Phases = {}
         try:
             with timed(phases, "pull"):
                 arrays = await self._pull(message.weights)
+        except PullFailed as error:
+            log.warning("still %s: %s", self.role, error)
+            self._send(SwitchPostponed(str(error), message.serial))
+            return
+        self._machine.to(CellRole.SWITCHING_TO_ROLLOUT)
+        try:
             if was_training:
                 with timed(phases, "offload"):
                     await self._leave_training()
@@ -233,12 +249,17 @@ class Cell:
     async def _start_batch(self, message: StartBatch) -> None:
         self._machine.require(CellRole.TRAINING, action=f"start batch {message.batch}")
         if self._work is None or self._work.batch != message.batch:
-            self._work = BatchWork(message.batch)
+            self._work = None
             await self._trainer.clear()
-            if message.weights is not None:
-                await self._trainer.load_weights(
-                    await self._pull(message.weights), Version(message.weights.version)
-                )
+            try:
+                arrays = await self._pull(message.weights) if message.weights is not None else None
+            except PullFailed as error:
+                log.warning("batch %d: %s", message.batch, error)
+                self._send(StartPostponed(message.batch, str(error)))
+                return
+            if arrays is not None:
+                await self._trainer.load_weights(arrays, message.version)
+            self._work = BatchWork(message.batch)
         self._ask()
 
     def _ask(self) -> None:

@@ -66,6 +66,8 @@ class BatchRunner:
     contributions: dict[CellId, Contribution] = field(default_factory=dict)
     flushing: set[CellId] = field(default_factory=set)
     trainer_version: dict[CellId, Version] = field(default_factory=dict)
+    unpulled: dict[CellId, Manifest] = field(default_factory=dict)
+    """Snapshots that cells could not pull: they wait for others."""
     closing: bool = False
     committing: bool = False
     last_finished: int = -1
@@ -107,12 +109,24 @@ class BatchRunner:
         if cell != self.core and self.trainer_version.get(cell) != self.version:
             if self.snapshot is None or self.snapshot.version != self.version:
                 return False
+            if self.unpulled.get(cell) == self.snapshot:
+                return False
             weights = self.snapshot
         self.participants.add(cell)
         self.trainer_version[cell] = self.version
         self.hooks.joined(cell, ledger.batch, ledger.first_claim_taken)
         self.hooks.send(cell, StartBatch(ledger.batch, self.version, weights))
         return True
+
+    def postponed(self, cell: CellId, batch: int) -> None:
+        """The cell could not pull the snapshot: it may claim once there is another one."""
+        if self.ledger is None or self.ledger.batch != batch or cell not in self.participants:
+            log.info("cell-%d: late StartPostponed of batch %d, dropped", cell, batch)
+            return
+        self.participants.discard(cell)
+        self.trainer_version.pop(cell, None)
+        if self.snapshot is not None:
+            self.unpulled[cell] = self.snapshot
 
     # ---- claims -------------------------------------------------------------------------------------------------
 
@@ -243,6 +257,7 @@ class BatchRunner:
     def cell_lost(self, cell: CellId) -> None:
         """Return everything the cell claimed or did, unless the core has been told to commit it."""
         self.trainer_version.pop(cell, None)
+        self.unpulled.pop(cell, None)
         ledger = self.ledger
         if ledger is None:
             return

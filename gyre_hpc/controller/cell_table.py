@@ -1,22 +1,19 @@
 """Role switches as the controller sees them: one state machine per cell, driven by messages only.
 
-    STARTING -> IDLE -> LOADING -> ROLLOUT -> LEAVING -> JOINING -> TRAINING -> RETURNING -> ROLLOUT
-                                     ROLLOUT -> RELOADING (publication) -> LOADING -> ROLLOUT
-                                     ROLLOUT <-> DOWN (engine died, suspect)          any -> LOST
-
 LEAVING waits for the gateway to move the cell's calls, JOINING for the trainer, LOADING and RETURNING for an engine
 that confirms its version; only then is the cell routed and the schedule told. Each command has a serial of its own: an
-answer to any but the newest is late, logged and changes nothing. `move` is the only place that changes a phase; a
+answer to any but the newest is late, logged and changes nothing. A cell that could not pull its weights is told again
+once there are others, as when the core they lay at has died. `move` is the only place that changes a phase; a
 transition that is not listed raises IllegalTransition.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gyre_hpc.controller.phases import TRANSITIONS, Phase
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import (
@@ -37,54 +34,13 @@ from gyre_hpc.transport.messages import (
     Message,
     Route,
     Serial,
+    SwitchPostponed,
     Unroute,
     Unrouted,
 )
 
 log = logging.getLogger(__name__)
 
-
-class Phase(enum.StrEnum):
-    """Where a cell is between roles."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    LOADING = "loading"
-    ROLLOUT = "rollout"
-    DOWN = "down"
-    RELOADING = "reloading"
-    LEAVING = "leaving"
-    JOINING = "joining"
-    TRAINING = "training"
-    RETURNING = "returning"
-    LOST = "lost"
-
-
-P = Phase
-TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
-    {
-        (P.STARTING, P.IDLE),
-        (P.IDLE, P.LOADING),
-        (P.LOADING, P.LOADING),
-        (P.LOADING, P.ROLLOUT),
-        (P.LOADING, P.DOWN),
-        (P.ROLLOUT, P.DOWN),
-        (P.DOWN, P.ROLLOUT),
-        (P.DOWN, P.LOADING),
-        (P.ROLLOUT, P.RELOADING),
-        (P.RELOADING, P.LOADING),
-        (P.ROLLOUT, P.LEAVING),
-        (P.DOWN, P.LEAVING),
-        (P.LEAVING, P.JOINING),
-        (P.JOINING, P.TRAINING),
-        (P.TRAINING, P.RETURNING),
-        (P.JOINING, P.RETURNING),
-        (P.RETURNING, P.ROLLOUT),
-        (P.RETURNING, P.DOWN),
-        (P.RETURNING, P.LOADING),
-        (P.LOST, P.STARTING),
-    }
-)
 
 NOTHING_LOADED = Version(-1)
 NEVER = Serial(-1)
@@ -113,6 +69,8 @@ class Cell:
     """Whether the schedule has been told that it is unroutable, and not yet that it serves."""
     switch: Serial = NEVER
     """The newest BecomeEngine or BecomeTrainer."""
+    told: Manifest | None = None
+    """The weights of the newest BecomeEngine."""
     route: Serial = NEVER
     """The newest Route or Unroute."""
 
@@ -141,6 +99,7 @@ class CellTable:
     weights: Manifest | None = None
     publishing: Version | None = None
     _doubted: dict[CellId, float] = field(default_factory=dict)
+    _starved: dict[CellId, float] = field(default_factory=dict)
     _serial: Serial = NEVER
 
     def add(self, id: CellId, capacity: int, *, known: bool) -> Cell:
@@ -167,8 +126,9 @@ class CellTable:
         self._load_if_possible(cell)
 
     def weights_available(self, manifest: Manifest) -> None:
-        """Weights exist (start, restored core): idle cells load them."""
+        """Weights exist (start, restored core): cells that have none, or could not pull earlier ones, load them."""
         self.weights = manifest
+        self._feed_the_starved()
         for cell in self.cells.values():
             self._load_if_possible(cell)
 
@@ -179,7 +139,8 @@ class CellTable:
 
     def _load(self, cell: Cell) -> None:
         assert self.weights is not None
-        cell.switch = self._next_serial()
+        self._starved.pop(cell.id, None)
+        cell.switch, cell.told = self._next_serial(), self.weights
         self.hooks.cell(cell.id, BecomeEngine(Version(self.weights.version), self.weights, cell.switch))
 
     def _unroute(self, cell: Cell, drain_s: float, cause: str, *, gone: bool = False) -> None:
@@ -196,6 +157,7 @@ class CellTable:
         if cell.phase is Phase.LOST:
             return
         self._doubted.pop(id, None)
+        self._starved.pop(id, None)
         routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
         self.move(cell, Phase.LOST)
         if routed:
@@ -285,6 +247,30 @@ class CellTable:
             self.hooks.feed(CellReady(cell.id, Role.ROLLOUT))
         cell.counted_out = False
 
+    # ---- weights that could not be pulled -----------------------------------------------------------------------
+
+    def postponed(self, id: CellId, message: SwitchPostponed, until: float) -> None:
+        """The cell could not pull its weights; it waits for others, which may be there already."""
+        cell = self.cells[id]
+        if _late(message, cell.switch, cell):
+            return
+        self._starved[id] = until
+        if cell.told != self.weights:
+            self._feed_the_starved()
+
+    def _feed_the_starved(self) -> None:
+        for cell in [self.cells[id] for id in sorted(self._starved)]:
+            if cell.phase is Phase.DOWN:
+                self.move(cell, Phase.LOADING)
+            self._load(cell)
+
+    def starved(self, now: float) -> list[CellId]:
+        """Cells whose weights could not be pulled and have not been replaced until the time they were given; told once."""
+        over = sorted(id for id, until in self._starved.items() if now > until)
+        for id in over:
+            del self._starved[id]
+        return over
+
     # ---- engine trouble -----------------------------------------------------------------------------------------
 
     def engine_died(self, id: CellId, cause: str) -> None:
@@ -350,6 +336,7 @@ class CellTable:
         """All rollout engines load the new weights; `publication_complete` tells when the last has."""
         self.weights = manifest
         self.publishing = Version(manifest.version)
+        self._feed_the_starved()
         for cell in self.cells.values():
             if cell.phase is Phase.ROLLOUT:
                 self.move(cell, Phase.RELOADING)
@@ -366,7 +353,9 @@ class CellTable:
         return True
 
 
-def _late(message: Unrouted | EngineFault | CellSwitched, newest: Serial, cell: Cell) -> bool:
+def _late(
+    message: Unrouted | EngineFault | CellSwitched | SwitchPostponed, newest: Serial, cell: Cell
+) -> bool:
     """Whether the message answers a command that a later one has replaced."""
     if message.serial == newest:
         return False

@@ -239,6 +239,7 @@ class Controller:
         self.peers.check_liveness()
         self.journal.sync_soon()
         self.cells.end_doubts(self._ticked_at)
+        self.reception.restart_the_starved(self._ticked_at)
         publishing = self.weights.publishing is not None
         cells, state = list(self.cells.cells.values()), self.driver.state
         self.observer.sample(cells, self.batches, state, self.reception.running_calls, publishing)

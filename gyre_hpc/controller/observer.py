@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import Cell, Phase
+from gyre_hpc.controller.cell_table import Cell
 from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.journal import StepTaken
+from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.report import metrics as m

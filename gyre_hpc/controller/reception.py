@@ -30,6 +30,8 @@ from gyre_hpc.transport import messages as msg
 from gyre_hpc.transport.messages import PeerKind
 
 log = logging.getLogger(__name__)
+STARVES = 2
+"""A cell that cannot pull weights waits so many times as long as the death of their owner takes to be noticed."""
 SERVICES = (PeerKind.GATEWAY, PeerKind.PROCESSOR, PeerKind.RUNNER)
 
 
@@ -113,6 +115,14 @@ class Reception:
             case msg.EngineDown(cause=cause):
                 self.observer.fault(f"cell-{cell}", f"engine down: {cause}")
                 self.cells.engine_died(cell, cause)
+            case msg.SwitchPostponed(reason=reason):
+                self.observer.fault(f"cell-{cell}", f"waits for other weights: {reason}")
+                cluster = self.config.cluster
+                patience = STARVES * (cluster.suspect_after_s + cluster.lost_after_s)
+                self.cells.postponed(cell, message, time.monotonic() + patience)
+            case msg.StartPostponed(batch=batch, reason=reason):
+                self.observer.fault(f"cell-{cell}", f"waits for another snapshot: {reason}")
+                self.batches.postponed(cell, batch)
             case msg.SwitchFailed(state=state, error=error):
                 self.observer.fault(f"cell-{cell}", f"{state}: {error}; the cell is restarted")
                 self.peers.kill(PeerKind.CELL, cell)
@@ -214,6 +224,15 @@ class Reception:
             self.steps.cell_lost(cell)
             self.cells.lost(cell)
             self.weights.finish_publication()
+
+    def restart_the_starved(self, now: float) -> None:
+        """Cells that cannot pull weights from a core that lives."""
+        state = self.driver.state
+        if state.core is None or state.restoring or self.weights.restoring is not None:
+            return
+        for cell in self.cells.starved(now):
+            self.observer.fault(f"cell-{cell}", "cannot pull weights from a core that lives; it is restarted")
+            self.peers.kill(PeerKind.CELL, cell)
 
     async def restart_the_dead(self) -> None:
         """Relaunch them and tell them, or what depended on them, where things stand."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller import queries
 from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import CellTable, Phase
+from gyre_hpc.controller.cell_table import CellTable
 from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.journal import StepTaken
 from gyre_hpc.controller.observer import Observer
+from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.processing import Outcomes, Processing
 from gyre_hpc.controller.weights import WeightKeeper
 from gyre_hpc.records import CellId, Version

@@ -94,7 +94,7 @@ class WeightKeeper:
         if self.restoring == cell:
             self.restoring = None
         if core:
-            self.publishing = None
+            self.publishing = self.cells.publishing = None
 
     # ---- publication --------------------------------------------------------------------------------------------
 

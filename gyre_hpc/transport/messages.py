@@ -431,6 +431,20 @@ class SwitchFailed(Message, frozen=True):
     error: str
 
 
+class SwitchPostponed(Message, frozen=True):
+    """The weights of the BecomeEngine `serial` could not be pulled: the cell is as it was and waits for another one."""
+
+    reason: str
+    serial: Serial
+
+
+class StartPostponed(Message, frozen=True):
+    """The weights of the StartBatch of `batch` could not be pulled: the cell waits for another one."""
+
+    batch: int
+    reason: str
+
+
 class EngineDown(Message, frozen=True):
     """The cell's engine process died; the leader is restarting it. CellSwitched(ROLLOUT) follows when it serves."""
 
@@ -518,6 +532,8 @@ FromPeer = (
     | ShardSealed
     | CellSwitched
     | SwitchFailed
+    | SwitchPostponed
+    | StartPostponed
     | EngineDown
     | Claim
     | MicroStepDone

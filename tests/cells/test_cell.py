@@ -46,7 +46,9 @@ from gyre_hpc.transport.messages import (
     RestoreTrainer,
     Serial,
     StartBatch,
+    StartPostponed,
     SwitchFailed,
+    SwitchPostponed,
     TrainerRestored,
     WeightsPublished,
     WorkReady,
@@ -160,6 +162,12 @@ class Bench:
 
     def weights(self, version: Version = V0, value: float = 1.0) -> Manifest:
         return self.regions.publish(RegionKind.WEIGHTS, "policy", version, "layout", {"w": np.array([value])})
+
+    def dead(self, version: Version) -> Manifest:
+        """Weights whose owner has died on another host."""
+        manifest = self.weights(version)
+        self.regions.drop(manifest)
+        return msgspec.structs.replace(manifest, address="127.0.0.1:1")
 
     def micro_step(self, index: int, tokens: int) -> MicroStepRef:
         ids, one = np.arange(tokens, dtype=np.int32), np.zeros(1, np.int32)
@@ -317,12 +325,39 @@ async def test_an_engine_that_cannot_load_is_quarantined(bench: Bench) -> None:
     assert isinstance(failed, SwitchFailed) and failed.state == "quarantined"
 
 
-async def test_weights_that_cannot_be_pulled_quarantine_the_cell(bench: Bench) -> None:
-    manifest = bench.weights()
-    bench.regions.drop(manifest)
-    (failed,) = await bench.tell(BecomeEngine(V0, manifest, S0))
-    assert isinstance(failed, SwitchFailed) and "policy" in failed.error
-    assert bench.cell.role is CellRole.QUARANTINED
+@pytest.mark.parametrize("before", [CellRole.STARTING, CellRole.ROLLOUT, CellRole.TRAINING])
+async def test_a_cell_whose_weights_died_with_their_owner_stays_what_it_was_and_serves_the_next(
+    bench: Bench, before: CellRole
+) -> None:
+    if before is CellRole.ROLLOUT:
+        await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    elif before is CellRole.TRAINING:
+        await bench.train(core=True)
+        await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    served, gradient, resident = bench.engine.served, bench.trainer.gradient, bench.trainer.resident
+    (postponed,) = await bench.tell(BecomeEngine(V1, bench.dead(V1), Serial(4)))
+    assert isinstance(postponed, SwitchPostponed) and postponed.serial == 4 and "policy" in postponed.reason
+    assert (bench.engine.served, bench.trainer.gradient, bench.trainer.resident) == (
+        served,
+        gradient,
+        resident,
+    )
+    assert bench.cell.role is before
+    (switched,) = await bench.tell(BecomeEngine(V1, bench.weights(V1), Serial(5)))
+    assert isinstance(switched, CellSwitched) and (switched.version, switched.serial) == (V1, 5)
+
+
+async def test_a_satellite_whose_snapshot_died_with_the_core_trains_once_there_is_another(
+    bench: Bench,
+) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    (switched,) = await bench.tell(BecomeTrainer(0, False, bench.dead(V1), V1, S1))
+    assert isinstance(switched, CellSwitched) and (switched.role, switched.version) == (Role.TRAINING, V0)
+    (postponed,) = await bench.tell(StartBatch(0, V1, bench.dead(V1)))
+    assert isinstance(postponed, StartPostponed) and postponed.batch == 0
+    assert await bench.tell(WorkReady(0)) == []
+    assert await bench.tell(StartBatch(1, V1, bench.weights(V1, 5.0))) == [Claim(1)]
+    assert (bench.trainer.version, bench.trainer.weight) == (V1, 5.0)
 
 
 async def test_a_dead_engine_is_reported_at_once_and_serves_its_version_again(bench: Bench) -> None:

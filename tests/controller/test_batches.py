@@ -189,3 +189,21 @@ def test_a_late_failure_of_a_commit_costs_nobody_his_work(batch: int, committing
         world.runner.contribution(SAT, msg.Contribution(0, (names[SAT],), manifest("g1", 3)))
     world.runner.commit_failed(SAT, batch)
     assert world.counts[-1] == (0, 0) and world.runner.committing is committing
+
+
+def test_a_satellite_that_could_not_pull_the_snapshot_claims_once_there_is_another() -> None:
+    world = World()
+    world.runner.enrol(SAT)
+    world.runner.postponed(SAT, 0)
+    assert not world.runner.enrol(SAT), "the same snapshot would only fail again"
+    world.runner.snapshot_ready(manifest("weights of the restored core", 3))
+    assert world.runner.enrol(SAT)
+    start = world.of(msg.StartBatch)[-1][1]
+    assert start.weights.name == "weights of the restored core"  # type: ignore[attr-defined]
+
+
+def test_a_late_word_of_an_earlier_batch_costs_nobody_its_place() -> None:
+    world = World()
+    world.runner.enrol(SAT)
+    world.runner.postponed(SAT, -1)
+    assert SAT in world.runner.participants

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gyre_hpc.controller.cell_table import MAX_DOUBTS, CellHooks, CellTable, Phase
+from gyre_hpc.controller.cell_table import MAX_DOUBTS, CellHooks, CellTable
+from gyre_hpc.controller.phases import Phase
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p
@@ -44,6 +45,11 @@ class World:
         """The answer to the newest Unroute, or to that of `serial`."""
         serial = self.cell.route if serial is None else serial
         self.table.unrouted(msg.Unrouted(CELL, 0, serial), False, batch, weights(0), Version(0))
+
+    def postponed(self, until: float = 9.0, serial: msg.Serial | None = None) -> None:
+        """The cell could not pull the weights of the newest switch, or of that of `serial`."""
+        serial = self.cell.switch if serial is None else serial
+        self.table.postponed(CELL, msg.SwitchPostponed("reset by peer", serial), until)
 
     def doubt(self, until: float, serial: msg.Serial | None = None) -> bool:
         """The gateway could not use the engine of the newest Route, or of that of `serial`."""
@@ -291,3 +297,70 @@ def test_a_fault_of_an_earlier_route_takes_no_capacity() -> None:
     for _ in range(MAX_DOUBTS + 1):
         assert world.doubt(until=1.0, serial=earlier)
     assert world.cell.phase is Phase.ROLLOUT
+
+
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.RETURNING, Phase.DOWN])
+def test_a_cell_that_pulled_from_a_core_that_died_is_told_again_when_there_is_another(phase: Phase) -> None:
+    world = World()
+    world.start()
+    if phase is Phase.RETURNING:
+        world.into_training()
+        world.table.publish(weights(1))
+        world.table.to_rollout(CELL)
+    else:
+        world.table.publish(weights(1))
+        world.unrouted()
+    if phase is Phase.DOWN:
+        world.table.engine_died(CELL, "killed")
+    world.said.clear()
+    world.postponed()
+    assert world.cell.phase is phase and not world.said
+    restored = msg.Manifest(msg.RegionKind.WEIGHTS, "weights", 1, "", "cell-2", "127.0.0.1:2", ())
+    world.table.weights_available(restored)
+    assert world.said == [msg.BecomeEngine(Version(1), restored, world.cell.switch)]
+    assert not world.table.starved(now=99.0)
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.cell.phase is Phase.ROLLOUT and isinstance(world.said[-1], msg.Route)
+
+
+def test_a_pull_that_failed_after_there_were_other_weights_is_made_again_at_once() -> None:
+    world = World()
+    world.start()
+    world.table.publish(weights(1))
+    world.unrouted()
+    world.table.weights_available(weights(2))
+    world.said.clear()
+    world.postponed()
+    assert world.said == [msg.BecomeEngine(Version(2), weights(2), world.cell.switch)]
+
+
+def test_a_late_word_of_a_failed_pull_tells_a_cell_nothing_twice() -> None:
+    world = World()
+    world.start()
+    before = world.cell.switch
+    world.table.publish(weights(1))
+    world.unrouted()
+    world.postponed(serial=before)
+    assert not world.table.starved(now=99.0)
+
+
+def test_a_cell_that_cannot_pull_for_too_long_is_named_once() -> None:
+    world = World()
+    world.start()
+    world.table.publish(weights(1))
+    world.unrouted()
+    world.postponed(until=9.0)
+    assert not world.table.starved(now=9.0)
+    assert world.table.starved(now=9.1) == [CELL] and not world.table.starved(now=9.2)
+
+
+def test_a_cell_that_waits_for_weights_and_dies_waits_no_more() -> None:
+    world = World()
+    world.start()
+    world.table.publish(weights(1))
+    world.unrouted()
+    world.postponed()
+    world.table.lost(CELL)
+    world.said.clear()
+    world.table.weights_available(weights(2))
+    assert not world.said and not world.table.starved(now=99.0)

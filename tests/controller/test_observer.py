@@ -11,12 +11,13 @@ from rich.console import Console
 
 from gyre_hpc.config import ScheduleConfig
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.cell_table import Cell, Phase
+from gyre_hpc.controller.cell_table import Cell
 from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.journal import StepTaken
 from gyre_hpc.controller.observer import Observer
+from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.report import metrics as m

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig
@@ -102,3 +103,19 @@ def test_a_service_that_says_what_no_service_says_is_restarted() -> None:
     world.reception.note(Said((PeerKind.GATEWAY, 0), msg.Seal()))
     assert world.killed == [(PeerKind.GATEWAY, 0)]
     assert world.faults == [("gateway", "the gateway sent Seal; it is restarted")]
+
+
+def test_a_cell_that_cannot_pull_from_a_core_that_lives_is_restarted_and_none_while_the_core_is_restored() -> (
+    None
+):
+    world = World()
+    cells, state = world.reception.cells, world.reception.driver.state
+    cells.starved = lambda now: [SAT]  # type: ignore[method-assign]
+    world.reception.weights.restoring = None
+    for lost in (msgspec.structs.replace(state, core=None), msgspec.structs.replace(state, restoring=True)):
+        world.reception.driver.state = lost
+        world.reception.restart_the_starved(now=1e9)
+        assert not world.killed
+    world.reception.driver.state = state
+    world.reception.restart_the_starved(now=1e9)
+    assert world.killed == [(PeerKind.CELL, SAT)]

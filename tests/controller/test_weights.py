@@ -152,3 +152,14 @@ def test_a_core_that_restores_another_version_than_it_was_told_contradicts_itsel
     with pytest.raises(Contradiction, match="cell 0 restored version 5"):
         weights.trainer_restored(CellId(0), TrainerRestored(Version(5), region))
     weights.journal.close()
+
+
+def test_a_publication_that_outlives_its_core_is_nobodys(tmp_path: Path) -> None:
+    weights = keeper(tmp_path, keep=1)
+    cells: Any = SimpleNamespace(publishing=Version(5))
+    weights.cells, weights.publishing = cells, Version(5)
+    weights.cell_lost(CellId(1), core=False)
+    assert (weights.publishing, cells.publishing) == (5, 5)
+    weights.cell_lost(CellId(0), core=True)
+    assert (weights.publishing, cells.publishing) == (None, None)
+    weights.journal.close()
