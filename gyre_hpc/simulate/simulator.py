@@ -68,6 +68,8 @@ class _Simulation:
             raise ValueError("settings and world differ in capacities")
         self._world, self._record = world, record
         self._state = initial_state(settings)
+        self._capacity = self._state.rollout_capacity
+        """C_R of the state, which only moves of cells change."""
         self._agenda = Agenda()
         self._events: deque[p.AnyEvent] = deque()
         self._groups, self._heldout = Groups(groups), heldout
@@ -130,7 +132,7 @@ class _Simulation:
                 fix="give the world cells that come back, or a schedule that fits it",
             )
         if then > now:
-            self._clock.advance(then - now, self._rollout.running, self._state.rollout_capacity)
+            self._clock.advance(then - now, self._rollout.running, self._capacity)
             self._rollout.advance(then - now)
             self._agenda.now = then
 
@@ -146,19 +148,21 @@ class _Simulation:
                 self._decide(self._events.popleft())
             else:
                 break
-        self._rollout.settle(0 if self._down else self._state.rollout_capacity)
+        self._rollout.settle(0 if self._down else self._capacity)
         if self._record:
             self._note_water()
 
     def _decide(self, event: p.AnyEvent) -> None:
         before = self._state
-        self._state, decisions = decide(before, event)
+        self._state, decisions = state, _ = decide(before, event)
         self.outcome.events += 1
-        if self._state.cells is not before.cells:
+        if state.cells is not before.cells or state.reserved is not before.reserved:
+            self._capacity = state.rollout_capacity
+        if state.cells is not before.cells:
             self._cells_changed(before)
-        elif self._state.restoring is not before.restoring:
+        elif state.restoring is not before.restoring:
             self._enrol()
-        if self._state.open_batch is not before.open_batch:
+        if state.open_batch is not before.open_batch:
             self._batch_changed()
         for decision in decisions:
             self._obey(decision)
@@ -359,6 +363,7 @@ class _Simulation:
             return
         self._restore_s = fault.restore_s
         self._tell(p.CellLost(cell))
+        self._settle()
         if fault.back_after_s is not None:
             self._agenda.after(fault.back_after_s, partial(self._come_back, cell), JOB)
 
@@ -372,6 +377,7 @@ class _Simulation:
             self._checkpoint = self._state.core_version
         self._rollout.interrupt()
         self._tell(p.AllCellsLost())
+        self._settle()
         self._agenda.after(fault.back_after_s, self._resume)
 
     def _come_back(self, cell: CellId) -> None:
