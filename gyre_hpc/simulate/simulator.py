@@ -154,7 +154,8 @@ class _Simulation:
 
     def _decide(self, event: p.AnyEvent) -> None:
         before = self._state
-        self._state, decisions = state, _ = decide(before, event)
+        state, decisions = decide(before, event)
+        self._state = state
         self.outcome.events += 1
         if state.cells is not before.cells or state.reserved is not before.reserved:
             self._capacity = state.rollout_capacity
@@ -318,7 +319,7 @@ class _Simulation:
         told, unclaimed = self._told[0], self._work.unclaimed
         if self._told == (unclaimed, self._work.open) or self._batch < 0:
             return False
-        if unclaimed > told or not (unclaimed or self._work.open):
+        if unclaimed > told or (0, 0) in (self._told, (unclaimed, self._work.open)):
             return True
         few = len(self._nodes)
         return bool(self._events) and min(unclaimed, few) != min(told, few)
