@@ -69,6 +69,7 @@ class Controller:
         self.started_at = history.started_at or time.time()
         self._stop_reason = history.state.stop_reason
         self._interrupted = ""
+        self._groups_ended = False
         self._ticked_at = time.monotonic()
         self.supervision = Supervision(peers, self.config.cluster, context.layout.root)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
@@ -216,6 +217,7 @@ class Controller:
         for id in (id for group in groups.values() for id in group.executions if id in history.outcomes):
             self._count_valid(history.outcomes[id])
         resume.go_on(self.executions, history)
+        history.release()
         self._forecast()
 
     async def _serve(self) -> None:
@@ -253,6 +255,9 @@ class Controller:
 
     def _settled(self) -> None:
         self.processing.forget_all_but(self.driver.state.groups)
+        if self._groups_ended:
+            self._groups_ended = False
+            self.executions.forget_all_but(self.driver.state.groups)
         self.observer.water(self.driver.state)
 
     def _carry_out(self, decision: p.AnyDecision) -> None:
@@ -281,8 +286,10 @@ class Controller:
             case p.Publish(version=version):
                 self.steps.publish(version)
             case p.WriteOff(group=group, reason=reason):
+                self._groups_ended = True
                 self.observer.fault(f"group {group}", f"written off: {reason}")
             case p.EndBurst(version=end):
+                self._groups_ended = True
                 self.observer.burst_ended(self.driver.state.burst.index, end)
                 self.processing.send(msg.Seal())
             case p.RestoreCore(cell=cell):
@@ -324,6 +331,8 @@ class Controller:
             point = self.evaluations.outcome(execution.id, outcome.assessment)
             if point.complete:
                 self.observer.evaluated(point)
+        if execution.group not in self.driver.state.groups:
+            self.executions.forget(execution)
 
     def _count_valid(self, outcome: msg.ExecutionOutcome) -> None:
         """Oversampling goes by valid outcomes; a repeat changes nothing."""

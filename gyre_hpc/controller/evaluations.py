@@ -38,7 +38,7 @@ class EvaluationPoint:
 
 @dataclass
 class Evaluations:
-    """All points of a run, in order."""
+    """The points of a run that are not complete, in order."""
 
     points: list[EvaluationPoint] = field(default_factory=list)
     _of: dict[ExecutionId, EvaluationPoint] = field(default_factory=dict)
@@ -62,10 +62,14 @@ class Evaluations:
         return self._of[id].members.index(id)
 
     def outcome(self, id: ExecutionId, assessment: Assessment | None) -> EvaluationPoint:
-        """Record an outcome; returns the point it belongs to."""
+        """Record an outcome; returns the point it belongs to, which is forgotten when it is complete."""
         point = self._of[id]
         if assessment is not None and assessment.score is not None:
             point.scores.setdefault(id, assessment.score)
         else:
             point.invalid += 1
+        if point.complete:
+            self.points.remove(point)
+            for member in point.members:
+                del self._of[member]
         return point

@@ -6,12 +6,15 @@ terminated. A repeat of any message changes nothing. An attempt cut short by the
 followed by another attempt under the same execution id; the ledger does not move. A harness needs the gateway's address:
 while there is none, launches wait.
 
+The table holds what somebody may still ask for: executions without an outcome, and finished ones of groups that live in the
+schedule. The runner forgets an execution with its outcome.
+
 Pure but for the `send` callables it is given; the caller journals what the callbacks report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from gyre_hpc.records import SCORED_REASONS, Assessment, ClosingReason, ExecutionId, GroupId
@@ -24,6 +27,7 @@ from gyre_hpc.transport.messages import (
     ExecutionOutcome,
     ExecutionSealed,
     ExecutionStarted,
+    ForgetExecution,
     Message,
     OpenExecution,
     StartExecution,
@@ -75,7 +79,7 @@ class ExecutionHooks:
 
 @dataclass
 class ExecutionTable:
-    """All executions of the run by id."""
+    """Executions by id."""
 
     hooks: ExecutionHooks
     executions: dict[ExecutionId, Execution] = field(default_factory=dict)
@@ -199,8 +203,19 @@ class ExecutionTable:
         self.hooks.runner(AssessExecution(execution.id, execution.attempt, execution.query))
 
     def outcomes(self) -> dict[ExecutionId, ExecutionOutcome]:
-        """Of all finished executions."""
+        """Of the finished executions that are held."""
         return {id: item.outcome for id, item in self.executions.items() if item.outcome is not None}
+
+    def forget(self, execution: Execution) -> None:
+        """Nobody can ask for this execution again; its outcome is journaled."""
+        assert execution.outcome is not None
+        del self.executions[execution.id]
+
+    def forget_all_but(self, live: Container[GroupId]) -> None:
+        """Drop finished executions whose group is not `live`."""
+        for execution in list(self.executions.values()):
+            if execution.outcome is not None and execution.group not in live:
+                self.forget(execution)
 
     def unfinished(self) -> Iterable[Execution]:
         """Executions with an attempt but without an outcome, oldest first."""
@@ -285,3 +300,5 @@ class ExecutionTable:
             assessment=execution.assessment if kept else None,
         )
         self.hooks.outcome(execution)
+        if execution.attempt:
+            self.hooks.runner(ForgetExecution(execution.id))

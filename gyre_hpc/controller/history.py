@@ -55,6 +55,12 @@ class History:
     def fresh(self) -> bool:
         return self.started_at is None
 
+    def release(self) -> None:
+        """A controller has taken up what it needs: let go of everything that grows with the run."""
+        for table in (self.attempts, self.outcomes, self.closed, self.sealed, self.launched, self.terminated):
+            table.clear()
+        self.steps.clear()
+
 
 def read_history(folder: Path, settings: Settings) -> History:
     """Fold the journal of a run; an empty folder gives a fresh history."""

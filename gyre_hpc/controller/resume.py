@@ -23,7 +23,7 @@ from gyre_hpc.transport.messages import ExecutionOutcome
 def register_executions(
     table: ExecutionTable, history: History, tasks: TasksConfig, query: Callable[[GroupId], str]
 ) -> None:
-    """Every execution the schedule or the journal knows, as far as it had come."""
+    """Every execution that is not finished, or whose group lives in the schedule, as far as it had come."""
     for group in history.state.groups.values():
         for id in group.executions:
             table.register(id, group.id, query(group.id))
@@ -31,7 +31,8 @@ def register_executions(
         for id in evaluation.running:
             table.register(id, None, queries.heldout_query(tasks, history.evaluations.position(id)))
     for id, (attempt, group_id, text) in history.attempts.items():
-        table.register(id, group_id, text).attempt = attempt
+        if id not in history.outcomes or group_id in history.state.groups:
+            table.register(id, group_id, text).attempt = attempt
     for execution in table.executions.values():
         _restore(execution, history)
 

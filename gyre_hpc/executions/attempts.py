@@ -3,18 +3,21 @@
     StartExecution -> ExecutionStarted -> ExecutionClosed -> ExecutionAssessed (scored reasons only)
 
 Invariants: an attempt is started at most once, whatever is repeated; every started order is closed exactly once; a scored
-closing is assessed exactly once. What was reported is kept, so that a controller that comes back can be told again.
-A fault of task code ends its attempt, not the runner.
+closing is assessed exactly once. What was reported is kept until the execution's outcome is recorded (ForgetExecution) and
+all work on it is done, so that a controller that comes back can be told again. A fault of task code ends its attempt, not
+the runner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,6 +38,7 @@ from gyre_hpc.transport.messages import (
     ExecutionAssessed,
     ExecutionClosed,
     ExecutionStarted,
+    ForgetExecution,
     HeldBack,
     Message,
     StartExecution,
@@ -68,7 +72,7 @@ class Attempt:
     folder: Path
     supervision: Supervision | None
     reports: list[Message]
-    work: asyncio.Task[None] | None = None
+    work: asyncio.Task[None] = field(init=False)
 
 
 class Attempts:
@@ -77,55 +81,78 @@ class Attempts:
     def __init__(self, services: Services, send: Callable[[Message], None]) -> None:
         self._services = services
         self._send = send
-        self._attempts: dict[Key, Attempt] = {}
+        self._attempts: dict[ExecutionId, dict[int, Attempt]] = {}
+
+    def __len__(self) -> int:
+        """Attempts that are held."""
+        return sum(map(len, self._attempts.values()))
 
     def start(self, order: StartExecution) -> None:
         """Begin an attempt; a repeated order changes nothing."""
         harness = self._services.config.harness
         credit = self._services.config.gateway.max_stall_credit_s
         limits = Limits(harness.timeout_s, harness.overall_timeout_s, credit)
-        attempt = self._new(order.execution, order.attempt, Supervision(limits))
-        if attempt is not None:
-            attempt.work = asyncio.create_task(self._execute(attempt, order))
+        self._begin(order, Supervision(limits), lambda attempt: self._execute(attempt, order))
 
     def assess(self, order: AssessExecution) -> None:
         """Assess a preserved workspace whose assessment did not reach the controller; repeats change nothing."""
-        attempt = self._new(order.execution, order.attempt, None)
-        if attempt is not None:
-            attempt.work = asyncio.create_task(self._assess_again(attempt, order.query))
+        self._begin(order, None, lambda attempt: self._assess_again(attempt, order.query))
 
     def cancel(self, order: CancelExecution) -> None:
         """End a running attempt with the given reason; one that has closed stays as it is."""
-        attempt = self._attempts.get((order.execution, order.attempt))
+        attempt = self._held(order)
         if attempt is not None and attempt.supervision is not None:
             attempt.supervision.cancel(order.reason)
 
     def held_back(self, message: HeldBack) -> None:
         """Our side holds calls of a running attempt: its harness clock gets as much credit."""
-        attempt = self._attempts.get((message.execution, message.attempt))
+        attempt = self._held(message)
         if attempt is not None and attempt.supervision is not None:
             attempt.supervision.held(message.seconds)
 
+    def forget(self, order: ForgetExecution) -> None:
+        """Nobody asks for any attempt of the execution again."""
+        for attempt in self._attempts.get(order.execution, {}).values():
+            attempt.work.add_done_callback(functools.partial(self._drop, attempt.key))
+
     def repeat_reports(self) -> None:
         """Tell a controller that came back everything that was reported so far."""
-        for attempt in self._attempts.values():
+        for attempt in self._all():
             for message in attempt.reports:
                 self._send(message)
 
     async def close(self) -> None:
         """End all attempts without closing messages; returns when no process of theirs is left."""
-        work = [attempt.work for attempt in self._attempts.values() if attempt.work is not None]
+        work = [attempt.work for attempt in self._all()]
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
 
-    def _new(self, execution: ExecutionId, number: int, supervision: Supervision | None) -> Attempt | None:
-        key = (execution, number)
-        if key in self._attempts:
-            return None
-        folder = self._services.layout.execution(execution, number)
-        self._attempts[key] = Attempt(key, folder, supervision, [])
-        return self._attempts[key]
+    def _begin(
+        self,
+        order: StartExecution | AssessExecution,
+        supervision: Supervision | None,
+        work: Callable[[Attempt], Coroutine[Any, Any, None]],
+    ) -> None:
+        if self._held(order) is not None:
+            return
+        key = (order.execution, order.attempt)
+        attempt = Attempt(key, self._services.layout.execution(*key), supervision, [])
+        attempt.work = asyncio.create_task(work(attempt))
+        self._attempts.setdefault(order.execution, {})[order.attempt] = attempt
+
+    def _held(self, order: StartExecution | AssessExecution | CancelExecution | HeldBack) -> Attempt | None:
+        return self._attempts.get(order.execution, {}).get(order.attempt)
+
+    def _all(self) -> list[Attempt]:
+        return [attempt for attempts in self._attempts.values() for attempt in attempts.values()]
+
+    def _drop(self, key: Key, work: asyncio.Task[None]) -> None:
+        execution, number = key
+        attempts = self._attempts.get(execution, {})
+        attempts.pop(number, None)
+        if not attempts:
+            self._attempts.pop(execution, None)
 
     def _report(self, attempt: Attempt, message: Message) -> None:
         attempt.reports.append(message)

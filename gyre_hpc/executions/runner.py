@@ -29,6 +29,7 @@ from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     AssessExecution,
     CancelExecution,
+    ForgetExecution,
     Goodbye,
     HeldBack,
     Hello,
@@ -120,6 +121,8 @@ def _obey(attempts: Attempts, message: Message) -> None:
             attempts.cancel(message)
         case AssessExecution():
             attempts.assess(message)
+        case ForgetExecution():
+            attempts.forget(message)
         case HeldBack():
             attempts.held_back(message)
         case _:

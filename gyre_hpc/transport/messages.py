@@ -227,6 +227,12 @@ class AssessExecution(Message, frozen=True):
     query: str
 
 
+class ForgetExecution(Message, frozen=True):
+    """The outcome of the execution is recorded: nobody asks for any attempt of it again."""
+
+    execution: ExecutionId
+
+
 # ---- runner -> controller ---------------------------------------------------------------------------------------
 
 
@@ -553,6 +559,7 @@ FromController = (
     | StartExecution
     | CancelExecution
     | AssessExecution
+    | ForgetExecution
     | HeldBack
     | ExpectGroup
     | ExecutionOutcome

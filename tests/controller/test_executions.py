@@ -220,4 +220,5 @@ def test_an_execution_that_was_terminated_without_a_record_keeps_its_reason() ->
     execution = world.table.executions[ID]
     execution.attempt, execution.launched, execution.terminated = 1, True, True
     world.table.close_again(execution, ClosingReason.OVERALL_TIMEOUT)
-    assert world.outcomes[0].reason is ClosingReason.OVERALL_TIMEOUT and not world.runner
+    assert world.outcomes[0].reason is ClosingReason.OVERALL_TIMEOUT
+    assert world.runner == [msg.ForgetExecution(ID)]

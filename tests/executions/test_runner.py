@@ -23,6 +23,7 @@ from gyre_hpc.transport.messages import (
     ExecutionAssessed,
     ExecutionClosed,
     ExecutionStarted,
+    ForgetExecution,
     Goodbye,
     HeldBack,
     Message,
@@ -281,3 +282,19 @@ async def test_a_controller_that_returns_hears_what_it_missed(controller: Contro
     await controller.accept()
     assert (await controller.assessed()).assessment.score == 0.5
     assert ExecutionClosed in {type(message) for message in controller.said}
+
+
+async def test_what_is_recorded_is_forgotten_and_not_told_again(controller: Controller) -> None:
+    await controller.runner(ANSWER)
+    controller.start(0)
+    await controller.assessed()
+    controller.send(ForgetExecution(ExecutionId(0)))
+    controller.start(1)
+    await controller.assessed()
+    assert controller.server is not None
+    await controller.server.close()
+    await controller.listen(epoch=2)
+    controller.said.clear()
+    await controller.accept()
+    assert (await controller.assessed()).execution == 1
+    assert [getattr(message, "execution", None) for message in controller.said] == [1, 1, 1]
