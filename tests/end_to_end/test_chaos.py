@@ -46,8 +46,18 @@ def is_a(victim: str, process: psutil.Process) -> bool:
     return f"gyre_hpc.{module}" in words and "--socket" not in words
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_run_survives_blow_after_blow(seed: int, start: Start, tmp_path: Path) -> None:
+WAYS = {
+    "gyre": (),
+    "gyre, bursts of two": ("schedule.steps_per_burst=2",),
+    "gyre, ahead": ("schedule.extra_dispatch=1",),
+    "colocate": ("schedule=colocate",),
+    "async": ("schedule=async", "schedule.extra_dispatch=1"),
+    "oversampling": ("schedule.oversample=1",),
+}
+
+
+@pytest.mark.parametrize(("seed", "way"), enumerate(WAYS))
+def test_a_run_survives_blow_after_blow(seed: int, way: str, start: Start, tmp_path: Path) -> None:
     dice = random.Random(seed)
     plan = Plan(tmp_path / "plan", calls=3, max_tokens=16)
     run = start(
@@ -58,6 +68,7 @@ def test_a_run_survives_blow_after_blow(seed: int, start: Start, tmp_path: Path)
         "engine.tokens_per_s=100",
         "trainer.tokens_per_s=100",
         "trainer.checkpoint_every=2",
+        *WAYS[way],
     )
     blows = []
     for _ in range(BLOWS):
