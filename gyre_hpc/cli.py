@@ -42,6 +42,31 @@ def _train(arguments: list[str]) -> None:
     hydra_app.run(arguments, task)
 
 
+def _submit(arguments: list[str]) -> None:
+    from gyre_hpc import cli_slurm
+
+    cli_slurm.submit(_parser("submit"), arguments, Console(highlight=False))
+
+
+def _stage(arguments: list[str]) -> None:
+    from gyre_hpc import cli_slurm
+
+    cli_slurm.stage(_parser("stage"), arguments, Console(highlight=False))
+
+
+def _controller(arguments: list[str]) -> None:
+    from gyre_hpc import cli_slurm
+    from gyre_hpc.controller.train import train
+    from gyre_hpc.report.finish import finish
+
+    parser = _parser("controller")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for gyre train")
+    overrides = parser.parse_args(arguments).overrides
+    cli_slurm.controller(
+        overrides, lambda config: train(config, lambda layout: finish(layout, Console(highlight=False)))
+    )
+
+
 def _parser(verb: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=f"gyre {verb}", description=VERBS[verb].help, epilog=f"example: {VERBS[verb].example}"
@@ -93,14 +118,28 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _simulate(arguments: list[str]) -> None:
-    from gyre_hpc.simulate import app
+    from gyre_hpc.simulate import app, from_run
 
-    app.main(arguments, Console(highlight=False))
+    recorded = any(word.partition("=")[0] == "--from" for word in arguments)
+    (from_run if recorded else app).main(arguments, Console(highlight=False))
 
 
 VERBS = {
     "train": Verb(
         _train, "train a policy with elastic cells (a Hydra application)", "gyre train experiment=quickstart"
+    ),
+    "submit": Verb(
+        _submit, "run it as one Slurm job", "gyre submit experiment=quickstart cluster=slurm --dry-run"
+    ),
+    "controller": Verb(
+        _controller,
+        "what a job script execs: gyre train, if job and configuration agree",
+        "gyre controller experiment=quickstart cluster=slurm",
+    ),
+    "stage": Verb(
+        _stage,
+        "check on the login node that a job will find all it needs",
+        "gyre stage experiment=quickstart cluster=slurm",
     ),
     "shards": Verb(
         _shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"
