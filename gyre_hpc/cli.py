@@ -124,6 +124,12 @@ def _simulate(arguments: list[str]) -> None:
     (from_run if recorded else app).main(arguments, Console(highlight=False))
 
 
+def _plan(arguments: list[str]) -> None:
+    from gyre_hpc.simulate import plan
+
+    plan.main(arguments, Console(highlight=False))
+
+
 VERBS = {
     "train": Verb(
         _train, "train a policy with elastic cells (a Hydra application)", "gyre train experiment=quickstart"
@@ -147,6 +153,11 @@ VERBS = {
     "report": Verb(_report, "write report.html and summary.json of a run", "gyre report runs/quickstart-1"),
     "simulate": Verb(
         _simulate, "simulate schedules on machines of any size", "gyre simulate preset=paper_ladder"
+    ),
+    "plan": Verb(
+        _plan,
+        "choose burst length, extra dispatch and cells on a recorded run",
+        "gyre plan burst --from runs/quickstart-1 staleness=1.5",
     ),
     "warmstart": Verb(
         _warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"

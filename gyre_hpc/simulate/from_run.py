@@ -2,7 +2,8 @@
 
 Overrides are keys of the run's own configuration, as far as the schedule or the machine depends on them. Without any, the
 simulated wall time should be the recorded one. JSON: `{"from": {"recorded": {...}, "simulated": {...}}}` with wall_s,
-seconds_per_step, staleness, steps and, simulated, gap_wc (time over work conservation - 1) and idle.
+seconds_per_step (from the first cell that serves to the last publication), staleness, steps and, simulated, gap_wc (that time
+over work conservation - 1), idle shares and the reason of an early stop.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def main(arguments: list[str], console: Console) -> None:
 def _recorded(recording: Recording) -> dict[str, object]:
     return {
         "wall_s": recording.wall_s,
-        "seconds_per_step": recording.publications[-1] / recording.steps,
+        "seconds_per_step": (recording.publications[-1] - _serves_s(recording.world)) / recording.steps,
         "staleness": recording.staleness,
         "steps": recording.steps,
     }
@@ -130,10 +131,16 @@ def _simulated(recording: Recording, config: RunConfig, outcome: Outcome) -> dic
     if count:
         source = recording.workload.groups(0, settings_of(config).executions_dispatched)
         groups = islice(source, count * config.schedule.batch_groups)
-        least = work_conservation_s(groups, machine(recording, config))
-        found["seconds_per_step"] = outcome.seconds_per_step()
-        found["gap_wc"] = outcome.seconds_per_step() * count / least - 1
+        world = machine(recording, config)
+        seconds = max(outcome.published.values()) - _serves_s(world)
+        found["seconds_per_step"] = seconds / count
+        found["gap_wc"] = seconds / work_conservation_s(groups, world) - 1
     return found | {"idle": outcome.idle_shares(), "reason": outcome.reason}
+
+
+def _serves_s(world: World) -> float:
+    """When the first cell serves."""
+    return min(place.start_s for place in world.cells)
 
 
 def _show(recording: Recording, config: RunConfig, outcome: Outcome, console: Console) -> None:
