@@ -58,14 +58,16 @@ def write_off(turn: Turn, group: Group, reason: str) -> None:
     """The group leaves the ledger; what still runs of it is withdrawn."""
     withdraw(turn, group)
     await_no_forecast(turn, group.id)
-    turn.update(groups={id_: other for id_, other in turn.state.groups.items() if id_ != group.id})
+    turn.drop_groups((group,))
     turn.emit(WriteOff(group.id, reason))
     _blame(turn, f"group {group.id}: {reason}")
 
 
 def write_off_stale(turn: Turn) -> None:
     """Write off live groups whose consumption at the present step would exceed `max_staleness`."""
-    limit = turn.state.settings.staleness_limit
+    limit, oldest = turn.state.settings.staleness_limit, turn.state.oldest_stamp
+    if oldest is None or turn.state.age(oldest) <= limit:
+        return
     for group in turn.state.with_status(*LIVE):
         steps = turn.state.staleness(group)
         if steps > limit:
@@ -138,10 +140,11 @@ def batch_done(turn: Turn, event: BatchDone) -> None:
     write_off_stale(turn)
 
 
-def open_batch(turn: Turn) -> None:
+def open_batch(turn: Turn) -> Batch:
     """Open the next batch of the burst."""
-    index = turn.state.next_batch
-    turn.update(open_batch=Batch(index, turn.state.settings.batch_groups), next_batch=index + 1)
+    batch = Batch(turn.state.next_batch, turn.state.settings.batch_groups)
+    turn.update(open_batch=batch, next_batch=batch.index + 1)
+    return batch
 
 
 def void_batch(turn: Turn) -> None:
@@ -155,30 +158,32 @@ def void_batch(turn: Turn) -> None:
 
 def fill(turn: Turn, batch: Batch) -> Batch:
     """Take ready groups in order while slots are free."""
-    while len(batch.groups) < batch.slots:
-        group = next_group(turn.state, batch)
-        if group is None:
+    groups = takeable(turn.state, batch)
+    if not groups:
+        return batch
+    turn.set_status(groups, GroupStatus.TAKEN)
+    fresh = sum([group.micro_steps for group in groups])
+    return turn.set_batch(
+        batch,
+        groups=batch.groups + tuple([group.id for group in groups]),
+        micro_steps=batch.micro_steps + fresh,
+        unclaimed=batch.unclaimed + fresh,
+        window_open=True,
+    )
+
+
+def takeable(state: State, batch: Batch) -> tuple[Group, ...]:
+    """The ready groups that take the next slots, in order: as many as need not wait for a pending group's last chance."""
+    if not state.ready or not policy_of(state).may_take(state, batch):
+        return ()
+    taken: list[Group] = []
+    spare = slots_left(state, batch) - _pending_last_chances(state)
+    for id_ in state.ready[: batch.slots - len(batch.groups)]:
+        group = state.groups[id_]
+        if len(taken) >= spare and not _last_chance(state, group.version):
             break
-        turn.set_status((group,), GroupStatus.TAKEN)
-        batch = turn.set_batch(
-            batch,
-            groups=(*batch.groups, group.id),
-            micro_steps=batch.micro_steps + group.micro_steps,
-            unclaimed=batch.unclaimed + group.micro_steps,
-            window_open=True,
-        )
-    return batch
-
-
-def next_group(state: State, batch: Batch) -> Group | None:
-    """The ready group that takes the next slot, or None if that slot must wait."""
-    ready = state.with_status(GroupStatus.READY)
-    if not ready or not policy_of(state).may_take(state, batch):
-        return None
-    first = min(ready, key=lambda group: (group.version, group.rank))
-    if _last_chance(state, first) or slots_left(state, batch) > _pending_last_chances(state):
-        return first
-    return None
+        taken.append(group)
+    return tuple(taken)
 
 
 def slots_left(state: State, batch: Batch) -> int:
@@ -187,19 +192,24 @@ def slots_left(state: State, batch: Batch) -> int:
     return batch.slots - len(batch.groups) + later * batch.slots
 
 
-def _last_chance(state: State, group: Group) -> bool:
-    """Whether the next burst would find the group too stale."""
+def _last_chance(state: State, stamp: Version) -> bool:
+    """Whether the next burst would find groups with this stamp too stale."""
     ahead = state.burst.planned - len(state.burst.committed)
-    return state.staleness(group) + ahead > state.settings.staleness_limit
+    return state.age(stamp) + ahead > state.settings.staleness_limit
 
 
 def _pending_last_chances(state: State) -> int:
-    return sum(_last_chance(state, group) for group in state.with_status(GroupStatus.PENDING))
+    return sum([count for stamp, count in state.pending.items() if _last_chance(state, stamp)])
 
 
 def can_grow(state: State, batch: Batch) -> bool:
     """Whether another group may still take a slot."""
-    return len(batch.groups) < batch.slots and bool(state.with_status(*LIVE))
+    return len(batch.groups) < batch.slots and any_live(state)
+
+
+def any_live(state: State) -> bool:
+    """Whether a group may still take a slot of some batch."""
+    return bool(state.pending or state.ready)
 
 
 def close(turn: Turn, batch: Batch) -> None:
@@ -230,7 +240,7 @@ def supply(state: State) -> int:
         return 0
     later = 0
     if state.burst.planned - len(state.burst.committed) > 1 and policy_of(state).may_take(state, batch):
-        later = sum(group.micro_steps for group in state.with_status(GroupStatus.READY))
+        later = sum([state.groups[id_].micro_steps for id_ in state.ready])
     waits_for_core = (
         batch.idle and batch.micro_steps > 0 and not core_trains(state) and not can_grow(state, batch)
     )

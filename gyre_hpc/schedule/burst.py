@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import Version
-from gyre_hpc.schedule.batches import LIVE, can_grow, close, fill, open_batch, supply
+from gyre_hpc.schedule.batches import any_live, can_grow, close, fill, open_batch, supply
 from gyre_hpc.schedule.cells import recall
 from gyre_hpc.schedule.ledger import dispatch, withdraw
 from gyre_hpc.schedule.policies import Turning, policy_of
@@ -25,8 +25,9 @@ from gyre_hpc.schedule.turn import Turn
 def begin(turn: Turn) -> None:
     """The first dispatch: once the first evaluation has run alone and cells bound for training are under way."""
     state = turn.state
-    evaluated = not state.evaluations and (state.evaluated_first or not state.settings.evaluate_first)
-    if state.phase is Phase.WAITING and evaluated and not state.reserved:
+    if state.phase is not Phase.WAITING or state.evaluations or state.reserved:
+        return
+    if state.evaluated_first or not state.settings.evaluate_first:
         _next_burst(turn)
 
 
@@ -40,13 +41,12 @@ def _next_burst(turn: Turn) -> None:
 def progress(turn: Turn) -> None:
     """Move the burst as far as it goes without a further event."""
     while turn.state.phase is Phase.BURST and not turn.state.restoring:
-        if not _batch_wanted(turn.state):
-            _finish(turn)
-            continue
-        if turn.state.open_batch is None:
-            open_batch(turn)
         batch = turn.state.open_batch
-        assert batch is not None
+        if batch is None:
+            if not _batch_wanted(turn.state):
+                _finish(turn)
+                continue
+            batch = open_batch(turn)
         batch = fill(turn, batch)
         if can_grow(turn.state, batch):
             return
@@ -57,9 +57,8 @@ def progress(turn: Turn) -> None:
 
 
 def _batch_wanted(state: State) -> bool:
-    """Whether a batch is open, or one more is planned and some group could fill it."""
-    planned = len(state.burst.committed) < state.burst.planned
-    return state.open_batch is not None or (planned and bool(state.with_status(*LIVE)))
+    """Whether one more batch is planned and some group could fill it."""
+    return len(state.burst.committed) < state.burst.planned and any_live(state)
 
 
 def _finish(turn: Turn) -> None:
@@ -93,10 +92,8 @@ def published(turn: Turn, event: Published) -> None:
 def _end(turn: Turn, version: Version | None) -> None:
     """Drop what the burst consumed."""
     turn.emit(EndBurst(version))
-    kept = {
-        id_: group for id_, group in turn.state.groups.items() if group.status is not GroupStatus.CONSUMED
-    }
-    turn.update(groups=kept, burst=replace(turn.state.burst, committed=()))
+    turn.drop_groups(turn.state.with_status(GroupStatus.CONSUMED))
+    turn.update(burst=replace(turn.state.burst, committed=()))
 
 
 def _end_void(turn: Turn) -> None:
@@ -129,8 +126,9 @@ def _return(turn: Turn, turning: Turning) -> None:
 def finish(turn: Turn) -> None:
     """Stop once the last executions have ended and the last evaluation has run."""
     state = turn.state
-    evaluated = not state.evaluations and (state.evaluated_last or not state.settings.evaluate_last)
-    if state.phase is Phase.ENDING and not state.restoring and state.waterlevel == 0 and evaluated:
+    if state.phase is not Phase.ENDING or state.restoring or state.waterlevel or state.evaluations:
+        return
+    if state.evaluated_last or not state.settings.evaluate_last:
         stop(turn, "")
 
 

@@ -15,7 +15,7 @@ from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.batches import supply, void_batch
 from gyre_hpc.schedule.policies import policy_of
-from gyre_hpc.schedule.policies.base import is_short
+from gyre_hpc.schedule.policies.base import headroom, is_short
 from gyre_hpc.schedule.protocol import (
     CellAdded,
     CellLost,
@@ -83,7 +83,8 @@ def cell_added(turn: Turn, event: CellAdded) -> None:
         raise IllegalTransition(
             f"cell {event.cell}: live -> added", fix="report CellLost before a cell with the same id is added"
         )
-    turn.update(cells=(*turn.state.cells, Cell(event.cell, event.capacity, CellRole.ROLLOUT)))
+    added = Cell(event.cell, event.capacity, CellRole.ROLLOUT)
+    turn.set_order((*turn.state.cells, added), turn.state.reserved)
 
 
 def cell_lost(turn: Turn, event: CellLost) -> None:
@@ -91,11 +92,11 @@ def cell_lost(turn: Turn, event: CellLost) -> None:
     state = turn.state
     if state.cell(event.cell) is None:
         return
-    turn.update(
-        cells=tuple(cell for cell in state.cells if cell.id != event.cell),
-        reserved=tuple(id_ for id_ in state.reserved if id_ != event.cell),
-        short=True,
+    turn.set_order(
+        tuple(cell for cell in state.cells if cell.id != event.cell),
+        tuple(id_ for id_ in state.reserved if id_ != event.cell),
     )
+    turn.update(short=True)
     if event.cell == state.core:
         void_batch(turn)
         turn.update(core=None, restoring=True)
@@ -104,18 +105,21 @@ def cell_lost(turn: Turn, event: CellLost) -> None:
 def all_cells_lost(turn: Turn) -> None:
     """Nobody is left to give way or to become the core."""
     void_batch(turn)
-    turn.update(cells=(), core=None, restoring=True, reserved=(), short=False)
+    turn.set_order((), ())
+    turn.update(core=None, restoring=True, short=False)
 
 
 def restore_core(turn: Turn) -> None:
     """Make the first live cell the core. If that changes the order, no cell is bound for training any more."""
     state = turn.state
+    if state.core is not None:
+        return
     heir = next((cell for cell in state.cells if cell.role is not CellRole.STARTING), None)
-    if state.core is not None or heir is None:
+    if heir is None:
         return
     if heir is not state.cells[0]:
         rest = tuple(cell for cell in state.cells if cell.id != heir.id)
-        turn.update(cells=(heir, *rest), reserved=())
+        turn.set_order((heir, *rest), ())
     turn.update(core=heir.id)
     turn.emit(RestoreCore(heir.id))
 
@@ -139,17 +143,20 @@ def give_way(turn: Turn) -> None:
         leaving = policy_of(turn.state).gives_way(turn.state)
         recall(turn, leaving)
         if leaving:
-            turn.update(reserved=())
+            turn.unreserve(*turn.state.reserved)
         turn.update(short=is_short(turn.state) or turn.state.coming_capacity == 0)
 
 
 def join(turn: Turn) -> None:
-    """Send cells to training while the policy names one; not before every dispatched group has been queued."""
-    while not turn.state.restoring and not turn.state.unforecast:
-        cells = policy_of(turn.state).joins(turn.state, supply(turn.state))
+    """Send cells to training while the policy names one; not before every dispatched group has been queued.
+
+    While w + e > C_R no policy may name a cell, so none is asked.
+    """
+    while not turn.state.restoring and not turn.state.unforecast and headroom(turn.state) >= 0:
+        cells = policy_of(turn.state).joins(turn.state, supply)
         if not cells:
             return
         for cell in cells:
             turn.set_role(cell, CellRole.JOINING)
-            turn.update(reserved=tuple(id_ for id_ in turn.state.reserved if id_ != cell.id))
+            turn.unreserve(cell.id)
             turn.emit(ToTraining(cell.id))

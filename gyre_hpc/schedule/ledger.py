@@ -11,6 +11,7 @@ is queued when its forecast comes; held-out executions and joins wait for it too
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from msgspec.structs import replace
 
@@ -38,13 +39,15 @@ def dispatch(turn: Turn) -> None:
     state = turn.state
     settings = state.settings
     needed = (settings.steps - state.steps_done) * settings.batch_groups
-    live = len(state.with_status(GroupStatus.PENDING, GroupStatus.READY))
+    live = sum(state.pending.values()) + len(state.ready)
     count = min(settings.queue_groups, needed) - live
     if count <= 0:
         return
     groups = tuple(_mint(state, offset) for offset in range(count))
     ids = tuple(id_ for group in groups for id_ in group.executions)
-    owner = {id_: Execution(group.id) for group in groups for id_ in group.executions}
+    owner: dict[ExecutionId, Execution] = {}
+    for group in groups:
+        owner |= dict.fromkeys(group.executions, Execution(group.id))
     at_once = settings.launch_order is LaunchOrder.FIFO
     turn.set_groups(*groups)
     turn.update(
@@ -110,7 +113,7 @@ def spare_capacity(state: State) -> int:
 def launch(turn: Turn) -> None:
     """Launch queued executions into spare capacity; held-out ones only when no training execution waits."""
     state = turn.state
-    ids = state.queued[: spare_capacity(state)]
+    ids = state.queued[: spare_capacity(state)] if state.queued else ()
     if ids:
         started = {id_: replace(state.executions[id_], stage=Stage.LAUNCHED) for id_ in ids}
         turn.update(
@@ -119,7 +122,7 @@ def launch(turn: Turn) -> None:
             executions=state.executions | started,
         )
         turn.emit(Launch(ids))
-    if not turn.state.queued and not turn.state.unforecast:
+    if state.evaluations and not turn.state.queued and not state.unforecast:
         _launch_evaluations(turn)
 
 
@@ -138,9 +141,9 @@ def _launch_evaluations(turn: Turn) -> None:
 
 def launched(turn: Turn, event: Launched) -> None:
     """Mark harnesses as running. Raises IllegalTransition for an execution that was never launched."""
-    executions = dict(turn.state.executions)
+    running: dict[ExecutionId, Execution] = {}
     for id_ in event.ids:
-        execution = executions.get(id_)
+        execution = turn.state.executions.get(id_)
         if execution is None:
             _check_minted(turn.state, id_)
             continue
@@ -149,8 +152,8 @@ def launched(turn: Turn, event: Launched) -> None:
                 f"execution {id_}: queued -> running, but no launch was decided",
                 fix="report Launched only for ids of a Launch decision",
             )
-        executions[id_] = replace(execution, stage=Stage.RUNNING)
-    turn.update(executions=executions)
+        running[id_] = replace(execution, stage=Stage.RUNNING)
+    turn.update(executions=turn.state.executions | running)
 
 
 def terminated(turn: Turn, event: Terminated) -> None:
@@ -162,10 +165,8 @@ def terminated(turn: Turn, event: Terminated) -> None:
         _evaluation_terminated(turn, event.id)
         return
     never_launched = execution.stage is Stage.QUEUED
-    left = dict(state.executions)
-    del left[event.id]
     turn.update(
-        executions=left,
+        executions=state.executions.without(event.id),
         queued=tuple(id_ for id_ in state.queued if id_ != event.id) if never_launched else state.queued,
         launched=state.launched + never_launched,
         terminated=state.terminated + 1,
@@ -209,15 +210,21 @@ def evaluation_due(turn: Turn, event: EvaluationDue) -> None:
 
 def outcome(turn: Turn, event: Outcome) -> None:
     """Count a valid outcome; at N of them the group's surplus is withdrawn."""
-    state = turn.state
-    if not state.settings.oversample or not event.valid:
+    settings, group = turn.state.settings, _group_of(turn.state, event.id)
+    if not settings.oversample or not event.valid or group is None:
         return
-    for group in state.with_status(GroupStatus.PENDING):
-        if event.id in group.executions and event.id not in group.valid:
-            counted = replace(group, valid=(*group.valid, event.id))
-            turn.set_groups(counted)
-            if len(counted.valid) >= state.settings.executions_per_group:
-                withdraw(turn, counted)
+    if group.status is GroupStatus.PENDING and event.id not in group.valid:
+        counted = replace(group, valid=(*group.valid, event.id))
+        turn.set_groups(counted)
+        if len(counted.valid) >= settings.executions_per_group:
+            withdraw(turn, counted)
+
+
+def _group_of(state: State, id_: ExecutionId) -> Group | None:
+    """The group this execution was minted for: groups and their executions stand in id order."""
+    groups = list(state.groups.values())
+    place = bisect_right(groups, id_, key=lambda group: group.executions[0]) - 1
+    return groups[place] if place >= 0 and id_ in groups[place].executions else None
 
 
 def withdraw(turn: Turn, *groups: Group) -> None:

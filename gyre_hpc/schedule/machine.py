@@ -48,7 +48,7 @@ def initial_state(settings: Settings) -> State:
     order = tuple(Cell(CellId(index), capacity) for index, capacity in enumerate(settings.capacities))
     turn = Turn(State(settings=settings, cells=order, core=CellId(0)))
     reserved = POLICIES[settings.policy].reserved(turn.state)
-    turn.update(reserved=tuple(cell.id for cell in reserved))
+    turn.set_order(order, tuple(cell.id for cell in reserved))
     return turn.state
 
 
@@ -64,14 +64,14 @@ def decide(state: State, event: AnyEvent) -> tuple[State, tuple[AnyDecision, ...
 
 def _absorb(turn: Turn, event: AnyEvent) -> None:
     match event:
+        case Terminated():
+            ledger.terminated(turn, event)
         case Started():
             turn.update(started=True)
         case Launched():
             ledger.launched(turn, event)
         case Forecast():
             ledger.forecast(turn, event)
-        case Terminated():
-            ledger.terminated(turn, event)
         case Outcome():
             ledger.outcome(turn, event)
         case EvaluationDue():

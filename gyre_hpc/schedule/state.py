@@ -1,5 +1,8 @@
 """State of the schedule: frozen, serialisable, rebuilt only by `machine.decide`.
 
+Every event costs about the same whatever the number of executions and groups: what the rules ask all the time is counted
+when it changes (`Turn`), and what changes all the time is copied in small parts.
+
 Read access the controller and the simulator rely on:
 `dispatched`/`launched`/`terminated` (d, p, f; p counts decided launches), `waterlevel` (w), `evaluating` (e),
 `rollout_capacity` (C_R); `cells` in order with `role`, `routable`, `capacity`; `core`, `restoring`; `trainers` (cells
@@ -20,7 +23,27 @@ import enum
 import msgspec
 
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
+from gyre_hpc.schedule.executions import Execution, Executions, Stage
 from gyre_hpc.schedule.settings import Settings
+
+__all__ = [
+    "COMING_BACK",
+    "IN_TRAINING",
+    "Batch",
+    "Burst",
+    "Cell",
+    "CellRole",
+    "Committed",
+    "Evaluation",
+    "Execution",
+    "Executions",
+    "Group",
+    "GroupStatus",
+    "Phase",
+    "Stage",
+    "State",
+    "serves",
+]
 
 
 class Phase(enum.StrEnum):
@@ -65,22 +88,6 @@ class Cell(msgspec.Struct, frozen=True):
     capacity: int
     role: CellRole = CellRole.STARTING
     routable: bool = True
-
-
-class Stage(enum.StrEnum):
-    """Life of a live execution; a terminated one has no entry."""
-
-    QUEUED = "queued"
-    LAUNCHED = "launched"
-    RUNNING = "running"
-
-
-class Execution(msgspec.Struct, frozen=True):
-    """A dispatched execution that has not terminated. `withdrawn`: its end is decided, its termination awaited."""
-
-    group: GroupId
-    stage: Stage = Stage.QUEUED
-    withdrawn: bool = False
 
 
 class GroupStatus(enum.StrEnum):
@@ -175,6 +182,8 @@ class State(msgspec.Struct, frozen=True):
     """Capacity was lost and training cells must give way until w + e <= C_R."""
     reserved: tuple[CellId, ...] = ()
     """Cells bound for training before they serve at all (async); never part of C_R."""
+    rollout_capacity: int = 0
+    """C_R: capacity of the routable rollout cells and the pool."""
     dispatched: int = 0
     launched: int = 0
     terminated: int = 0
@@ -186,8 +195,14 @@ class State(msgspec.Struct, frozen=True):
     """Training executions that may be launched, in launch order."""
     unforecast: tuple[GroupId, ...] = ()
     """Pending groups whose executions wait for a Forecast before they are queued."""
-    executions: dict[ExecutionId, Execution] = {}
+    executions: Executions = Executions()
+    """Live ones: queued and running."""
     groups: dict[GroupId, Group] = {}
+    """In id order."""
+    pending: dict[Version, int] = {}
+    """How many groups are pending, by stamp."""
+    ready: tuple[GroupId, ...] = ()
+    """Ready groups in the order in which batches take them: oldest stamp, then earliest ready."""
     evaluations: tuple[Evaluation, ...] = ()
     evaluated_first: bool = False
     evaluated_last: bool = False
@@ -212,13 +227,7 @@ class State(msgspec.Struct, frozen=True):
     @property
     def evaluating(self) -> int:
         """e: running held-out executions."""
-        return sum(len(evaluation.running) for evaluation in self.evaluations)
-
-    @property
-    def rollout_capacity(self) -> int:
-        """C_R: capacity of the routable rollout cells and the pool."""
-        serving = (cell.capacity for cell in self.cells if serves(cell) and cell.id not in self.reserved)
-        return self.settings.pool + sum(serving)
+        return sum([len(evaluation.running) for evaluation in self.evaluations]) if self.evaluations else 0
 
     @property
     def coming_capacity(self) -> int:
@@ -256,15 +265,27 @@ class State(msgspec.Struct, frozen=True):
 
     def step_of(self, version: Version) -> int:
         """Steps behind `version` that were not undone."""
-        return version - sum(undone <= version for undone in self.undone)
+        return version - sum(undone <= version for undone in self.undone) if self.undone else version
 
     def staleness(self, group: Group) -> int:
         """Steps between the group's stamp and the core's weights."""
-        return self.steps_done - self.step_of(group.version)
+        return self.age(group.version)
+
+    def age(self, stamp: Version) -> int:
+        """Staleness of groups with this stamp; an older stamp is never less stale."""
+        return self.steps_done - self.step_of(stamp)
 
     def cell(self, index: CellId) -> Cell | None:
         """The live cell with this id."""
         return next((cell for cell in self.cells if cell.id == index), None)
+
+    @property
+    def oldest_stamp(self) -> Version | None:
+        """Of the live groups."""
+        stamps = list(self.pending)
+        if self.ready:
+            stamps.append(self.groups[self.ready[0]].version)
+        return min(stamps, default=None)
 
     def with_status(self, *statuses: GroupStatus) -> list[Group]:
         """Groups in any of these statuses, in id order."""

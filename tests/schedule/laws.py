@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec.structs import replace
 
 from gyre_hpc.schedule.protocol import (
@@ -19,7 +21,7 @@ from gyre_hpc.schedule.protocol import (
     WriteOff,
 )
 from gyre_hpc.schedule.settings import LaunchOrder, PolicyName
-from gyre_hpc.schedule.state import IN_TRAINING, CellRole, GroupStatus, Phase
+from gyre_hpc.schedule.state import IN_TRAINING, CellRole, GroupStatus, Phase, serves
 
 from .world import Law, Turned
 
@@ -200,7 +202,7 @@ def a_forecast_changes_only_the_order(turn: Turned) -> None:
     assert {id_: replace(group, forecast=None) for id_, group in before.groups.items()} == {
         id_: replace(group, forecast=None) for id_, group in after.groups.items()
     }
-    assert before.executions.keys() == after.executions.keys()
+    assert set(before.executions) == set(after.executions)
     assert set(before.queued) <= set(after.queued) | set(_launched(turn))
     if not {group for group, _ in turn.event.groups} & set(before.unforecast):
         assert after == before and not turn.decisions
@@ -230,6 +232,19 @@ def joins_come_one_at_a_time_unless_they_may_overlap(turn: Turned) -> None:
         )
 
 
+def what_is_counted_agrees_with_what_is_there(turn: Turned) -> None:
+    """C_R, the pending and ready groups and the order of groups follow from cells and groups."""
+    after = turn.after
+    serving = [cell.capacity for cell in after.cells if serves(cell) and cell.id not in after.reserved]
+    assert after.rollout_capacity == after.settings.pool + sum(serving)
+    assert after.pending == Counter(group.version for group in after.with_status(GroupStatus.PENDING))
+    ready = sorted(after.with_status(GroupStatus.READY), key=lambda group: (group.version, group.rank))
+    assert after.ready == tuple(group.id for group in ready)
+    assert list(after.groups) == sorted(after.groups)
+    taken = {group.id for group in after.with_status(GroupStatus.TAKEN)}
+    assert taken == (set(after.open_batch.groups) if after.open_batch is not None else set())
+
+
 ALL: tuple[Law, ...] = (
     counters_are_ordered,
     executions_terminate_once,
@@ -253,4 +268,5 @@ ALL: tuple[Law, ...] = (
     a_forecast_changes_only_the_order,
     every_group_is_queued_once_forecast,
     joins_come_one_at_a_time_unless_they_may_overlap,
+    what_is_counted_agrees_with_what_is_there,
 )

@@ -6,6 +6,8 @@ return latest-first until one serves; when capacity allows, the prefix fills up 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gyre_hpc.schedule.policies.base import (
     Turning,
     fits_without,
@@ -24,7 +26,7 @@ class Asynchronous:
         """The fixed training cells: the first of the order."""
         return state.cells[: state.settings.training_cells]
 
-    def joins(self, state: State, supply: int) -> tuple[Cell, ...]:
+    def joins(self, state: State, supply: Callable[[State], int]) -> tuple[Cell, ...]:
         """The next of the fixed training cells, with or without work."""
         cell = next_cell(state)
         full = len(in_training(state)) >= state.settings.training_cells

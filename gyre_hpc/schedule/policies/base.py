@@ -8,6 +8,7 @@ Whatever it answers, the machine keeps the laws: `joins` answers are checked by 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol
 
 from gyre_hpc.schedule.state import (
@@ -16,7 +17,6 @@ from gyre_hpc.schedule.state import (
     Batch,
     Cell,
     CellRole,
-    GroupStatus,
     Phase,
     State,
     serves,
@@ -40,8 +40,8 @@ class Policy(Protocol):
     def reserved(self, state: State) -> tuple[Cell, ...]:
         """Cells that train before they ever serve."""
 
-    def joins(self, state: State, supply: int) -> tuple[Cell, ...]:
-        """Cells that leave rollout at this moment, in order. `supply`: micro-steps free to claim."""
+    def joins(self, state: State, supply: Callable[[State], int]) -> tuple[Cell, ...]:
+        """Cells that leave rollout at this moment, in order. `supply` counts the micro-steps free to claim."""
 
     def stays(self, state: State, turning: Turning, supply: int) -> tuple[Cell, ...]:
         """Cells in training that do not return at a turning."""
@@ -60,14 +60,20 @@ def in_training(state: State) -> tuple[Cell, ...]:
 
 def next_cell(state: State) -> Cell | None:
     """The cell that would extend the prefix; None if there is none or it cannot leave rollout now."""
-    cell = next((cell for cell in state.cells if cell.role not in IN_TRAINING), None)
-    return cell if cell is not None and serves(cell) else None
+    for cell in state.cells:
+        if cell.role not in IN_TRAINING:
+            return cell if serves(cell) else None
+    return None
+
+
+def headroom(state: State) -> int:
+    """C_R - w - e: capacity that no unfinished execution needs."""
+    return state.rollout_capacity - state.waterlevel - state.evaluating
 
 
 def fits_without(state: State, cells: tuple[Cell, ...]) -> bool:
     """w + e <= C_R - C of these rollout cells (a reserved cell has no part in C_R)."""
-    leaving = sum(cell.capacity for cell in cells if cell.id not in state.reserved)
-    return state.waterlevel + state.evaluating <= state.rollout_capacity - leaving
+    return sum([cell.capacity for cell in cells if cell.id not in state.reserved]) <= headroom(state)
 
 
 def is_short(state: State) -> bool:
@@ -99,10 +105,10 @@ def stepping_core(state: State) -> Cell | None:
 
 def whole_burst_ready(state: State, batch: Batch) -> bool:
     """Whether ready groups fill all slots left in the burst, or no group is pending."""
-    if not state.with_status(GroupStatus.PENDING):
+    if not state.pending:
         return True
     slots = (state.burst.planned - len(state.burst.committed)) * batch.slots
-    return len(state.with_status(GroupStatus.READY, GroupStatus.TAKEN)) >= slots
+    return len(state.ready) + len(batch.groups) >= slots
 
 
 def joining(state: State) -> int:

@@ -6,6 +6,8 @@ pool). Without `streaming` the burst's groups must all be ready before the first
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gyre_hpc.schedule.policies.base import (
     Turning,
     fits_without,
@@ -24,11 +26,11 @@ class Colocate:
         """None: the pool starts in rollout."""
         return ()
 
-    def joins(self, state: State, supply: int) -> tuple[Cell, ...]:
+    def joins(self, state: State, supply: Callable[[State], int]) -> tuple[Cell, ...]:
         """Every cell that does not train yet, or none."""
         rest = tuple(cell for cell in state.cells if cell.role not in IN_TRAINING)
-        together = supply > 0 and all(serves(cell) for cell in rest) and fits_without(state, rest)
-        return rest if together else ()
+        together = all(serves(cell) for cell in rest) and fits_without(state, rest)
+        return rest if together and supply(state) > 0 else ()
 
     def stays(self, state: State, turning: Turning, supply: int) -> tuple[Cell, ...]:
         """All or none: all if the next batch has work and the standalone pool holds the waterlevel."""

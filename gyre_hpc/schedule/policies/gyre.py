@@ -7,6 +7,8 @@ w + e <= C_R with the satellites back (paper Eq. 6).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gyre_hpc.schedule.policies.base import (
     Turning,
     awaits_a_join,
@@ -28,12 +30,12 @@ class Gyre:
         """None: every cell starts in rollout."""
         return ()
 
-    def joins(self, state: State, supply: int) -> tuple[Cell, ...]:
+    def joins(self, state: State, supply: Callable[[State], int]) -> tuple[Cell, ...]:
         """The next cell of the order, if the waterlevel allows it and there is work for it."""
         cell = next_cell(state)
-        if cell is None or joining(state) >= supply or not fits_without(state, (cell,)):
+        if cell is None or not fits_without(state, (cell,)) or awaits_a_join(state):
             return ()
-        return () if awaits_a_join(state) else (cell,)
+        return (cell,) if joining(state) < supply(state) else ()
 
     def stays(self, state: State, turning: Turning, supply: int) -> tuple[Cell, ...]:
         """The core, after a publication, if the next batch has work and the satellites hold the waterlevel."""
