@@ -14,6 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gyre_hpc.config_checks import validate
+from gyre_hpc.config_job import JobConfig
 from gyre_hpc.config_keys import omegaconf_error
 from gyre_hpc.errors import ConfigError, MissingInput
 
@@ -175,6 +176,17 @@ class ClusterConfig:
     """Address servers of this run bind to and publish; `auto`: each node's own (several nodes)."""
     srun_args: list[str] = field(default_factory=list)
     """Extra arguments of every srun (slurm)."""
+    container: list[str] = field(default_factory=list)
+    """What stands before the command of each cell (slurm): [apptainer,exec,--nv,IMAGE], or for pyxis [--container-image=IMAGE]."""
+    container_python: str = ""
+    """Python inside the container that has gyre_hpc; empty = the controller's own path, seen through a mount."""
+    layout: str = "flat"
+    """`flat`: one set of nodes for all. `het`: a heterogeneous job, component 0 for controller, gateway, runner and processor,
+    component 1 for the cells (slurm)."""
+    survive_node_loss: bool = True
+    """Refuse a job that Slurm would end whole when one of its nodes is lost; false: only warn (slurm)."""
+    job: JobConfig = field(default_factory=JobConfig)
+    """The job that `gyre submit` asks for."""
     suspect_after_s: float = 10.0
     """Seconds without a heartbeat until a peer is SUSPECT."""
     lost_after_s: float = 20.0
@@ -223,6 +235,8 @@ class GatewayConfig:
     """Seconds a call goes on after its client left, for a repeat of the request to attach to."""
     engine_silence_s: float = 180.0
     """Seconds without a token after which an engine counts as failed and its calls are moved."""
+    stall_alarm_s: float = 100.0
+    """Seconds without a token after which a call's engine is warned of and the stall counted, before it counts as failed."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ composed or loaded, before anything starts.
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from gyre_hpc.errors import ConfigError
@@ -19,6 +20,7 @@ CHOICES = {
     "schedule.launch_order": ("fifo", "longest_first"),
     "engine.kind": ("torch",),
     "cluster.kind": ("local", "slurm"),
+    "cluster.layout": ("flat", "het"),
     "objective.kind": ("sequence_clip", "grpo"),
     "harness.dialect": ("openai-chat", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),
@@ -46,6 +48,11 @@ AT_LEAST = {
     "cluster.cells": 1,
     "cluster.cell.ranks": 1,
     "cluster.cell.nodes": 1,
+    "cluster.cell.cpus_per_rank": 1,
+    "cluster.job.cells_per_node": 1,
+    "cluster.job.service_cpus": 1,
+    "cluster.job.service_nodes": 1,
+    "cluster.job.margin_s": 0,
     "cluster.restarts": 0,
     "cluster.restart_window_s": 1,
     "gateway.max_output_tokens": 1,
@@ -69,7 +76,7 @@ def validate(run: RunConfig) -> None:
         value = _value(run, key)
         if not value >= least:
             raise ConfigError(f"{key}={value} must be at least {least}", fix=f"set {key}={least} or more")
-    for check in (_schedule, _sizes, _time_limits, _tasks):
+    for check in (_schedule, _sizes, _time_limits, _tasks, _job):
         check(run)
 
 
@@ -144,4 +151,13 @@ def _tasks(run: RunConfig) -> None:
             f"tasks.heldout_seed={tasks.heldout_seed}: held-out tasks up to {tasks.heldout_seed + tasks.heldout}"
             f" overlap the training tasks {first} to {first + SEED_STRIDE}",
             fix=f"set tasks.heldout_seed={first + SEED_STRIDE}",
+        )
+
+
+def _job(run: RunConfig) -> None:
+    time = run.cluster.job.time
+    if not re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", time):
+        raise ConfigError(
+            f"cluster.job.time={time} is not hours:minutes:seconds or days-hours",
+            fix='write it like "12:00:00", with the quotes in a YAML file (without them YAML reads a number)',
         )

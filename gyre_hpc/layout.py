@@ -74,6 +74,16 @@ class RunLayout:
     def checkpoint(self, version: Version) -> Path:
         return self.checkpoints / f"v{version:06d}"
 
+    @property
+    def jobs(self) -> Path:
+        """Scripts and logs of the Slurm jobs this run was submitted as, by job id."""
+        return self.root / "jobs"
+
+    @property
+    def package(self) -> Path:
+        """Folder that holds the frozen copy of gyre_hpc: what `gyre submit` runs."""
+        return self.root / "package"
+
     def logs(self, attempt: int) -> Path:
         return self.root / "logs" / f"attempt-{attempt}"
 

@@ -26,7 +26,12 @@ class Frozen(msgspec.Struct, frozen=True):
 def _git(*arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=20, check=False
+            ["git", "-C", str(PACKAGE), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=False,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return ""
@@ -39,7 +44,7 @@ def _tracked() -> bool:
 
 
 def freeze_code(run: Path) -> None:
-    """Write `frozen.json` and `package/` (sources only) into the run folder."""
+    """Write `frozen.json`, `package/` (no weights) and, of a changed checkout, `dirty.diff` into the run folder."""
     tracked = _tracked()
     names = ("torch", "megatron-core", "renderers", "numpy", "msgspec", "h5py")
     frozen = Frozen(
@@ -50,5 +55,7 @@ def freeze_code(run: Path) -> None:
         packages={name: importlib.metadata.version(name) for name in names},
     )
     (run / "frozen.json").write_bytes(msgspec.json.format(msgspec.json.encode(frozen)))
-    ignore = shutil.ignore_patterns("__pycache__", "*.safetensors", "models")
+    if changes := _git("diff", "HEAD") if tracked else "":
+        (run / "dirty.diff").write_text(changes)
+    ignore = shutil.ignore_patterns("__pycache__", "*.safetensors")
     shutil.copytree(PACKAGE, run / "package" / PACKAGE.name, ignore=ignore)

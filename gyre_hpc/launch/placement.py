@@ -2,7 +2,8 @@
 
 A step goes to the nodes with most free CPUs (ties: last node of the allocation first, because the first carries the
 controller). A cell, whose spec names its memory, gets its CPUs to itself (`--exact`) if they are free; a controller-side
-process, or a cell that fits nowhere, shares (`--overlap`) and takes nothing from those that come after it.
+process, or a cell that fits nowhere, shares (`--overlap`) and takes nothing from those that come after it. In a
+heterogeneous job cells go to the components after the first, everything else to the first.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _UNITS: Final = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 @dataclass(frozen=True)
 class Node:
-    """Allocated size of one node. `mem_mb` None: the site does not manage memory."""
+    """Allocated size of one node. `mem_mb` None: the site does not manage memory. `group`: its component, None: flat."""
 
     name: str
     cpus: int
     mem_mb: int | None
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Placement:
     cpus_per_node: int
     mem_mb: int
     exact: bool
+    group: int | None = None
 
 
 def megabytes(mem: str) -> int:
@@ -67,11 +70,12 @@ def place(spec: ProcessSpec, nodes: Sequence[Node], running: Iterable[Placement]
     """Choose nodes for `spec` beside the running steps. Raises ConfigError if the job is too small."""
     cpus = spec.ranks // spec.nodes * spec.cpus_per_rank
     mem_mb = megabytes(spec.mem) if spec.mem else DEFAULT_MEM_MB
-    large = [node for node in nodes if node.cpus >= cpus and (node.mem_mb is None or node.mem_mb >= mem_mb)]
+    open_to = [node for node in nodes if node.group is None or (node.group > 0) == bool(spec.mem)]
+    large = [node for node in open_to if node.cpus >= cpus and (node.mem_mb is None or node.mem_mb >= mem_mb)]
     if spec.nodes > len(large):
         raise ConfigError(
-            f"{spec.name} needs {spec.nodes} nodes with {cpus} CPUs and {mem_mb} MiB; of the job's {len(nodes)} nodes"
-            f" {len(large)} are that large",
+            f"{spec.name} needs {spec.nodes} nodes with {cpus} CPUs and {mem_mb} MiB; of the job's {len(open_to)}"
+            f" nodes for it {len(large)} are that large",
             fix="raise --nodes, --cpus-per-task or --mem of the job, or lower cluster.cell.cpus_per_rank or .mem",
         )
     steps = list(running)
@@ -82,7 +86,7 @@ def place(spec: ProcessSpec, nodes: Sequence[Node], running: Iterable[Placement]
     )
     chosen = [large[index] for index in order[: spec.nodes]]
     exact = bool(spec.mem) and all(_fits(free[node.name], cpus, mem_mb) for node in chosen)
-    return Placement(tuple(sorted(node.name for node in chosen)), cpus, mem_mb, exact)
+    return Placement(tuple(sorted(node.name for node in chosen)), cpus, mem_mb, exact, chosen[0].group)
 
 
 def _free(nodes: Sequence[Node], running: Iterable[Placement]) -> Mapping[str, tuple[int, int | None]]:

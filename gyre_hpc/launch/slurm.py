@@ -1,4 +1,4 @@
-"""Processes of a run as srun steps inside the allocation the controller runs in (flat layout: it is the batch step).
+"""Processes of a run as srun steps inside the allocation whose batch step is the controller; flat or heterogeneous.
 
 Every flag is explicit: srun inherits nothing from the job script. A process is one step; it is signalled and cancelled
 by its step id, and its end is srun's exit. What Slurm's query commands do not know is never taken for an end. Under
@@ -12,34 +12,29 @@ import itertools
 import logging
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Self
+from typing import Self
 
 from gyre_hpc.config import ClusterConfig
-from gyre_hpc.errors import ConfigError, GyreError, MissingInput
+from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.launch.allocation import Allocation, read_allocation
+from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.local import LocalProcess, spawn
-from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, place
-from gyre_hpc.launch.plan import ProcessSpec, child_environment
+from gyre_hpc.launch.placement import Node, Placement, place
+from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
-COMMAND_S: Final = 30.0
-"""Slurm's query commands wait for a busy controller about this long."""
-
-
-class SlurmCommandFailed(GyreError):
-    """A Slurm command returned an error (names command and node)."""
-
 
 class SlurmLauncher:
-    """Starts one srun step per process in job `job` on `nodes`."""
+    """Starts one srun step per process in `allocation`."""
 
-    def __init__(self, job: str, nodes: Sequence[Node], cluster: ClusterConfig) -> None:
-        self._job = job
-        self._nodes = tuple(nodes)
-        self._srun_args = list(cluster.srun_args)
+    def __init__(self, allocation: Allocation, cluster: ClusterConfig) -> None:
+        self._jobs, self._nodes = allocation.jobs, allocation.nodes
+        self._cluster = cluster
         self._running: dict[str, Placement] = {}
         self._serial = itertools.count(1)
 
@@ -48,52 +43,61 @@ class SlurmLauncher:
         cls, cluster: ClusterConfig, layout: RunLayout, env: Mapping[str, str] = os.environ
     ) -> Self:
         """The launcher of the job this process runs in."""
-        job, nodelist = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
-        if not job or not nodelist:
+        allocation = read_allocation(env)
+        if allocation is None:
             raise ConfigError(
                 f"cluster.kind=slurm, but {layout.root} is not run inside a Slurm job",
-                fix="sbatch slurm/train.sbatch ARGUMENTS, or set cluster.kind=local",
+                fix="gyre submit ARGUMENTS, sbatch slurm/train.sbatch ARGUMENTS, or set cluster.kind=local",
             )
-        names = _query("scontrol", "show", "hostnames", nodelist).split()
-        cpus = cpus_per_node(env.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names))
-        nodes = [Node(name, count, _memory_mb(env, count)) for name, count in zip(names, cpus, strict=True)]
-        return cls(job, nodes, cluster)
+        return cls(allocation, cluster)
 
     async def start(self, spec: ProcessSpec) -> SlurmStep:
         step_name = f"{spec.name}.{next(self._serial)}"
         placement = place(spec, await self._live_nodes(), self._running.values())
         self._running[step_name] = placement
-        argv = srun_command(self._job, step_name, spec, placement, self._srun_args)
+        command = contained(spec, self._cluster)
+        argv = srun_command(self._jobs[0], step_name, command, placement, self._cluster.srun_args)
         log.info("%s: %s", spec.name, " ".join(argv))
         try:
             process = spawn(replace(spec, argv=argv))
         except MissingInput:
             del self._running[step_name]
             raise
-        return SlurmStep(self._job, step_name, spec.name, process, self._running)
+        return SlurmStep(self._jobs[placement.group or 0], step_name, spec.name, process, self._running)
 
     async def _live_nodes(self) -> list[Node]:
         """The nodes the job still has: Slurm cuts a failed node out of a job started with --no-kill."""
         try:
             names = await asyncio.to_thread(
-                lambda: _query(
-                    "scontrol", "show", "hostnames", _query("squeue", "-h", "-j", self._job, "-o", "%N")
-                )
+                lambda: hostnames(query("squeue", "-h", "-j", self._jobs[0], "-o", "%N"))
             )
         except SlurmCommandFailed as error:
             log.warning("placing on the job's first node list: %s", error)
             return list(self._nodes)
-        alive = set(names.split())
+        alive = set(names)
         return [node for node in self._nodes if node.name in alive] or list(self._nodes)
+
+
+def contained(spec: ProcessSpec, cluster: ClusterConfig) -> ProcessSpec:
+    """A cell with `cluster.container` before its command and the container's Python in it; anything else as it is.
+
+    Words that are options of srun itself (pyxis) end up there: they stand right behind srun's own.
+    """
+    if not cluster.container or not spec.mem:
+        return spec
+    python = cluster.container_python or sys.executable
+    argv = [python if word == sys.executable else word for word in spec.argv]
+    return replace(spec, argv=[*cluster.container, *argv])
 
 
 def srun_command(
     job: str, step_name: str, spec: ProcessSpec, placement: Placement, extra: Sequence[str]
 ) -> list[str]:
-    """The whole srun command line of one step."""
+    """The whole srun command line of one step; `job` is the id of the first component."""
     return [
         "srun",
         f"--jobid={job}",
+        *([] if placement.group is None else [f"--het-group={placement.group}"]),
         f"--job-name={step_name}",
         f"--nodelist={','.join(placement.nodes)}",
         f"--nodes={spec.nodes}",
@@ -177,34 +181,9 @@ def _forget(running: dict[str, Placement], step_name: str) -> None:
 
 def signal_step(job: str, step_name: str, sig: str) -> bool:
     """Send `sig` to the tasks of the job's step of this name; False if Slurm lists no such step."""
-    for line in _query("squeue", "-h", "-s", "-j", job, "-o", "%i %j").splitlines():
+    for line in query("squeue", "-h", "-s", "-j", job, "-o", "%i %j").splitlines():
         step, _, name = line.partition(" ")
         if name.strip() == step_name:
-            _query("scancel", f"--signal={sig}", step)
+            query("scancel", f"--signal={sig}", step)
             return True
     return False
-
-
-def _query(*argv: str) -> str:
-    """Output of a Slurm command. Raises SlurmCommandFailed with its own words."""
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=COMMAND_S, env=child_environment({}), check=False
-        )
-    except FileNotFoundError as error:
-        raise MissingInput(
-            f"{argv[0]}: no such program", fix="run on a node with Slurm's commands"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise SlurmCommandFailed(f"{' '.join(argv)}: no answer within {COMMAND_S:g} s") from error
-    if done.returncode != 0:
-        raise SlurmCommandFailed(f"{' '.join(argv)}: {done.stderr.strip() or f'exit {done.returncode}'}")
-    return done.stdout.strip()
-
-
-def _memory_mb(env: Mapping[str, str], cpus: int) -> int | None:
-    if per_node := env.get("SLURM_MEM_PER_NODE"):
-        return int(per_node)
-    if per_cpu := env.get("SLURM_MEM_PER_CPU"):
-        return int(per_cpu) * cpus
-    return None

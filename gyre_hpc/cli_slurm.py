@@ -1,0 +1,206 @@
+"""The verbs `gyre submit`, `gyre controller` and `gyre stage`: one run as one Slurm job.
+
+`submit` composes and freezes the run on the login node and hands Slurm a script; `controller` is what that script, or
+slurm/train.sbatch, execs in the batch step. Slurm's own rules are in `gyre_hpc.launch`; here they meet the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from gyre_hpc import hydra_app
+from gyre_hpc.config import RunConfig, load_run_config, to_run_config
+from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.layout import RunLayout
+
+Train = Callable[[RunConfig], None]
+OF_THE_JOB = "cluster.job."
+"""Keys that may change from one submission of a run to the next: they say nothing about the run."""
+
+
+def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
+    """`gyre submit OVERRIDES... [--site FILE] [--dry-run]`."""
+    from gyre_hpc.launch import staging
+    from gyre_hpc.launch import submit as slurm
+    from gyre_hpc.launch.request import request_for
+
+    given = _parse(parser, arguments, dry_run=True)
+    config, layout = _run_to_submit(given.overrides, given.site)
+    request = request_for(config.cluster)
+    script = slurm.script_for(config, layout)
+    if given.dry_run:
+        _print(console, script)
+    else:
+        staging.check_staged(config)
+        slurm.check_slurm()
+        layout = _frozen(config, layout)
+        taken = slurm.submit(slurm.script_for(config, layout), layout)
+        _print(console, f"job     {taken.job}", f"run     {layout.root}", f"script  {taken.script}")
+        _print(console, f"log     {taken.log}")
+    for component in request.components:
+        _print(console, f"nodes   {component}")
+    for warning in request.warnings:
+        _print(console, f"lost    {warning}")
+    if not given.dry_run:
+        for command in _commands(taken.job, taken.log, layout.root):
+            _print(console, f"        {command}")
+
+
+def _commands(job: str, log: Path, run: Path) -> list[str]:
+    return [
+        f"watch:    squeue -j {job}; tail -F {log}",
+        f"report:   gyre report {run}",
+        f"end it:   scancel --batch --signal=TERM {job}",
+        f"go on:    gyre submit resume={run}",
+    ]
+
+
+def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
+    """`gyre stage OVERRIDES... [--site FILE]`: what the job will need, found or missing."""
+    from gyre_hpc.launch import staging
+
+    given = _parse(parser, arguments)
+    config, _ = _run_to_submit(given.overrides, given.site)
+    for need in staging.needs(config):
+        state = f"missing: {need.error.message}" if need.error else need.found
+        _print(console, f"{need.what:<18} {state}")
+    staging.check_staged(config)
+
+
+def controller(arguments: list[str], train: Train) -> None:
+    """`gyre controller OVERRIDES...`: train in the allocation this process is the batch step of, if it fits the run."""
+
+    def task(config: RunConfig) -> None:
+        check(load_run_config(Path(config.resume)) if config.resume else config)
+        train(config)
+
+    resume = arguments[0].removeprefix("resume=") if len(arguments) == 1 else ""
+    if resume and resume != arguments[0]:
+        task(RunConfig(resume=resume))
+    else:
+        hydra_app.run(arguments, task)
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError unless this process runs in a job that holds what `config` asks for."""
+    from gyre_hpc.launch.allocation import check_allocation, read_allocation, read_gres
+
+    if config.cluster.kind != "slurm":
+        raise ConfigError(
+            f"cluster.kind={config.cluster.kind}: gyre controller is the batch process of a Slurm job",
+            fix="use gyre train, or add cluster=slurm",
+        )
+    allocation = read_allocation(os.environ)
+    if allocation is None:
+        raise ConfigError(
+            "cluster.kind=slurm, but this is not run inside a Slurm job",
+            fix="gyre submit ARGUMENTS, or sbatch slurm/train.sbatch ARGUMENTS",
+        )
+    check_allocation(config.cluster, allocation, read_gres(allocation))
+
+
+def _parse(
+    parser: argparse.ArgumentParser, arguments: list[str], *, dry_run: bool = False
+) -> argparse.Namespace:
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for gyre train")
+    parser.add_argument("--site", type=Path, help="YAML file with keys of the section cluster (slurm/sites/)")
+    if dry_run:
+        parser.add_argument("--dry-run", action="store_true", help="print script and plan, submit nothing")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _run_to_submit(overrides: list[str], site: Path | None) -> tuple[RunConfig, RunLayout]:
+    """Configuration and folder of a run that starts, or of one that goes on (`resume=RUN`)."""
+    resumed = [word.removeprefix("resume=") for word in overrides if word.startswith("resume=")]
+    if resumed:
+        layout = RunLayout(Path(resumed[-1]).absolute())
+        rest = [*site_overrides(site), *(word for word in overrides if not word.startswith("resume="))]
+        return resubmitted(load_run_config(layout.root), rest), layout
+    config = _composed(overrides, site)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return config, RunLayout(Path(config.root).absolute() / f"{config.name}-{stamp}")
+
+
+def _composed(overrides: list[str], site: Path | None) -> RunConfig:
+    of_site = site_overrides(site)
+    try:
+        return hydra_app.compose([*of_site, *overrides])
+    except ConfigError:
+        try:
+            hydra_app.compose(of_site)
+        except ConfigError as error:
+            raise ConfigError(f"{site}: {error.message}", fix=error.fix) from error
+        raise
+
+
+def resubmitted(config: RunConfig, overrides: list[str]) -> RunConfig:
+    """A frozen configuration with another job request. Raises ConfigError for keys that would change the run."""
+    frozen = [word for word in overrides if not word.lstrip("+").startswith(OF_THE_JOB)]
+    if frozen:
+        raise ConfigError(
+            f"{', '.join(frozen)} would count for nothing: a run goes on with its own config.yaml",
+            fix=f"beside resume=RUN only {OF_THE_JOB}KEY=VALUE",
+        )
+    changed = OmegaConf.structured(config)
+    for override in OverridesParser.create().parse_overrides(overrides):
+        OmegaConf.update(changed, override.key_or_group, override.value(), force_add=True)
+    return to_run_config(changed)
+
+
+def site_overrides(site: Path | None) -> list[str]:
+    """A site profile as overrides of `cluster`, to stand before the caller's own."""
+    if site is None:
+        return []
+    if not site.is_file():
+        raise MissingInput(f"--site {site}: no such file", fix="copy slurm/sites/example.yaml and edit it")
+    try:
+        content = yaml.safe_load(site.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{site}: {error}", fix="mend that file") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{site}: not a mapping", fix="write keys of the section cluster, as in slurm/sites/"
+        )
+    return [f"{key}={_literal(value)}" for key, value in _leaves("cluster", content)]
+
+
+def _leaves(prefix: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted keys with their values; an environment variable is no key of the schema and is added (++)."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(f"{prefix}.{key}", value)
+        else:
+            yield ("++" if prefix == f"{OF_THE_JOB}env" else "") + f"{prefix}.{key}", value
+
+
+def _literal(value: object) -> str:
+    """A value in Hydra's override grammar."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(map(_literal, value)) + "]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return "null" if value is None else str(value)
+
+
+def _frozen(config: RunConfig, layout: RunLayout) -> RunLayout:
+    """The run's folder, made now if the run is a fresh one."""
+    from gyre_hpc.controller.train import new_run
+
+    return layout if layout.config.is_file() else new_run(config)
+
+
+def _print(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,55 @@
+"""The `cluster.job` section: the Slurm job that `gyre submit` asks for. Read at submission only.
+
+Sizes of the cells are `cluster.cells` and `cluster.cell`; what lies here is the rest of the request. Empty text means
+that the site's default holds. `gyre_hpc.launch.request` turns both into nodes, CPUs, memory and gres.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class JobConfig:
+    """The Slurm job of a run (`gyre submit`); a site profile (slurm/sites/) sets these keys once."""
+
+    partition: str = ""
+    """Partition (queue); under `cluster.layout=het` that of the cells."""
+    service_partition: str = ""
+    """Partition of the controller's component (het); empty = `partition`."""
+    account: str = ""
+    """Account that is charged."""
+    qos: str = ""
+    """Quality of service."""
+    reservation: str = ""
+    """Reservation to run in."""
+    constraint: str = ""
+    """Node features the cells' nodes must have, for example a100&ib."""
+    exclude: str = ""
+    """Nodes never to be given, in Slurm's notation: n[3,7-9]."""
+    switches: str = ""
+    """Most leaf switches of the cells' nodes, with the longest wait for it: 1@02:00:00."""
+    time: str = "04:00:00"
+    """Time limit: hours:minutes:seconds or days-hours, quoted in YAML."""
+    margin_s: int = 180
+    """Seconds before the time limit at which the controller is told to end with a checkpoint; Slurm may be a minute early."""
+    exclusive: bool = False
+    """Whether the nodes are shared with no other job."""
+    requeue: bool = True
+    """Whether Slurm may start the job again (preemption, scontrol requeue); the run then goes on from its last checkpoint."""
+    cells_per_node: int = 1
+    """Cells on one node, for cells of one node."""
+    service_cpus: int = 2
+    """CPUs per node for controller, gateway, runner and processor: beside the cells (flat), or of their component (het)."""
+    service_mem: str = "2G"
+    """Memory per node for the same; each of the four is a step of 1G and they may meet on one node."""
+    service_nodes: int = 2
+    """Nodes of the controller's component (het); below 2 the loss of any node ends the job."""
+    sbatch: list[str] = field(default_factory=list)
+    """Further arguments of sbatch for every component, as in [--mail-type=END,--comment=trial]."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines run first on the batch node; one that fails ends the job."""
+    modules: list[str] = field(default_factory=list)
+    """Environment modules loaded then on the batch node; the steps inherit the environment."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the controller and of all its steps."""

@@ -1,0 +1,135 @@
+"""The allocation this process runs in, and whether it holds what the configuration asks for.
+
+Read from the environment Slurm gives the batch step; a heterogeneous job has one set of variables per component. The
+controller compares before it starts anything: a job script edited by hand and a configuration easily disagree, and a
+cell that must share what it should own only looks slow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gyre_hpc.config import ClusterConfig
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
+from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
+from gyre_hpc.launch.plan import ProcessSpec
+from gyre_hpc.launch.request import cpus_of, gres_counts
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """`jobs`: Slurm's id of each component, the batch step's first; a flat job has one. Nodes in Slurm's order."""
+
+    jobs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation | None:
+    """The allocation `env` tells of; None outside a job. Raises ConfigError for what cannot be read."""
+    if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
+        return None
+    components = int(env.get("SLURM_HET_SIZE", "0"))
+    if components == 0:
+        return Allocation((env["SLURM_JOB_ID"],), tuple(_nodes(env, "", None)))
+    suffixes = [f"_HET_GROUP_{group}" for group in range(components)]
+    nodes = [node for group, suffix in enumerate(suffixes) for node in _nodes(env, suffix, group)]
+    return Allocation(tuple(env[f"SLURM_JOB_ID{suffix}"] for suffix in suffixes), tuple(nodes))
+
+
+def _nodes(env: Mapping[str, str], suffix: str, group: int | None) -> list[Node]:
+    names = hostnames(env[f"SLURM_JOB_NODELIST{suffix}"])
+    cpus = cpus_per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", ""), len(names))
+    return [
+        Node(name, count, _memory_mb(env, suffix, count), group)
+        for name, count in zip(names, cpus, strict=True)
+    ]
+
+
+def _memory_mb(env: Mapping[str, str], suffix: str, cpus: int) -> int | None:
+    if per_node := env.get(f"SLURM_MEM_PER_NODE{suffix}"):
+        return int(per_node)
+    if per_cpu := env.get(f"SLURM_MEM_PER_CPU{suffix}"):
+        return int(per_cpu) * cpus
+    return None
+
+
+def read_gres(allocation: Allocation) -> dict[str, str]:
+    """Generic resources per node, by node name; empty where Slurm does not say (which proves nothing)."""
+    try:
+        lines = query("squeue", "-h", "-j", allocation.jobs[0], "-o", "%b").splitlines()
+    except SlurmCommandFailed:
+        return {}
+    if len(lines) != len(allocation.jobs):
+        return {}
+    return {node.name: lines[node.group or 0].strip().replace("N/A", "") for node in allocation.nodes}
+
+
+def check_allocation(cluster: ClusterConfig, allocation: Allocation, gres: Mapping[str, str]) -> None:
+    """Raise ConfigError with both sides unless every cell has its own CPUs, memory and `gres` (per node, as far as known)."""
+    fault = _layout_fault(cluster, allocation) or _cells_fault(cluster, allocation.nodes, gres)
+    if fault:
+        raise ConfigError(
+            f"configuration and allocation do not agree: {fault}\n"
+            f"  configuration: {_asked(cluster)}\n  allocation: {_given(allocation, gres)}",
+            fix="submit with gyre submit, which plans the job from the configuration; or raise --nodes, --cpus-per-task,"
+            " --mem or --gres of the script, or lower cluster.cells or cluster.cell",
+        )
+
+
+def _layout_fault(cluster: ClusterConfig, allocation: Allocation) -> str:
+    layout = "het" if len(allocation.jobs) > 1 else "flat"
+    return "" if layout == cluster.layout else f"cluster.layout={cluster.layout}, the job is {layout}"
+
+
+def _cells_fault(cluster: ClusterConfig, nodes: Sequence[Node], gres: Mapping[str, str]) -> str:
+    """The first cell that would have to share, "" if none would."""
+    cell, steps = cluster.cell, list[Placement]()
+    for index in range(cluster.cells):
+        spec = ProcessSpec(
+            name=f"cell-{index}",
+            argv=["cell"],
+            nodes=cell.nodes,
+            ranks=cell.ranks,
+            cpus_per_rank=cell.cpus_per_rank,
+            mem=cell.mem,
+        )
+        try:
+            steps.append(place(spec, nodes, steps))
+        except ConfigError as error:
+            return error.message
+        if not steps[-1].exact:
+            return f"cell-{index} finds no node with {cpus_of(cell)} CPUs and {cell.mem} beside the cells before it"
+    return _gres_fault(cell.gres, Counter(name for step in steps for name in step.nodes), gres)
+
+
+def _gres_fault(wanted: str, cells: Mapping[str, int], gres: Mapping[str, str]) -> str:
+    for node, count in cells.items():
+        for name, each in gres_counts(wanted).items():
+            if node in gres and each * count > _held(gres[node], name):
+                return f"{count} cells on {node} need {name}:{each * count}, it has {name}:{_held(gres[node], name)}"
+    return ""
+
+
+def _held(gres: str, name: str) -> int:
+    return sum(
+        count for held, count in gres_counts(gres).items() if held == name or held.startswith(f"{name}:")
+    )
+
+
+def _asked(cluster: ClusterConfig) -> str:
+    cell = cluster.cell
+    return (
+        f"cluster.layout={cluster.layout}, {cluster.cells} cells, each {cell.nodes} nodes x {cpus_of(cell)} CPUs,"
+        f" {megabytes(cell.mem)} MiB, gres {cell.gres or 'none'}"
+    )
+
+
+def _given(allocation: Allocation, gres: Mapping[str, str]) -> str:
+    return f"job {allocation.jobs[0]}: " + "; ".join(
+        f"{node.name}{'' if node.group is None else f' (component {node.group})'} {node.cpus} CPUs,"
+        f" {'?' if node.mem_mb is None else node.mem_mb} MiB, gres {gres.get(node.name, '?') or 'none'}"
+        for node in allocation.nodes
+    )

@@ -1,0 +1,156 @@
+"""What a run asks of Slurm: components of equal nodes, worked out from `cluster` (pure; called at submission and in tests).
+
+Flat: one component whose every node holds `job.cells_per_node` cells and room for the services (controller, gateway,
+runner, processor) beside them. Het: component 0 holds the services, component 1 the cells; Slurm gives components
+different nodes. What a lost node would do is part of the answer: refused under `cluster.survive_node_loss` where Slurm
+ends the whole job, named as a warning where the run goes on without it or cannot.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from gyre_hpc.config import CellConfig, ClusterConfig
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.placement import DEFAULT_MEM_MB, megabytes
+
+SERVICES: Final = "controller, gateway, runner, processor"
+HET_LEADER_NODES: Final = 2
+"""A component of one node that loses it ends all components, whatever --no-kill says (Slurm's _het_job_on_node)."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """`nodes` nodes, each of this size. `gres` is per node, "" = none; `mem_mb` in MiB."""
+
+    holds: str
+    nodes: int
+    cpus: int
+    mem_mb: int
+    gres: str = ""
+    partition: str = ""
+    constraint: str = ""
+    switches: str = ""
+
+    def __str__(self) -> str:
+        gres = f", {self.gres}" if self.gres else ""
+        return f"{self.nodes} nodes x {self.cpus} CPUs, {self.mem_mb} MiB{gres}: {self.holds}"
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Components, the batch step's first, and what the loss of a node would end."""
+
+    components: tuple[Component, ...]
+    warnings: tuple[str, ...]
+
+
+def request_for(cluster: ClusterConfig) -> JobRequest:
+    """The request of this cluster section. Raises ConfigError for keys that contradict each other."""
+    if cluster.kind != "slurm":
+        raise ConfigError(f"cluster.kind={cluster.kind} is not run by Slurm", fix="add cluster=slurm")
+    if megabytes(cluster.job.service_mem) < DEFAULT_MEM_MB:
+        raise ConfigError(
+            f"cluster.job.service_mem={cluster.job.service_mem} is less than one service step needs",
+            fix=f"set cluster.job.service_mem={DEFAULT_MEM_MB}M or more",
+        )
+    components = _het(cluster) if cluster.layout == "het" else (_flat(cluster),)
+    return JobRequest(components, tuple(_lost_nodes(cluster, components)))
+
+
+def _flat(cluster: ClusterConfig) -> Component:
+    cells, job = _cells(cluster), cluster.job
+    return Component(
+        holds=f"{SERVICES}; {cells.holds}",
+        nodes=cells.nodes,
+        cpus=cells.cpus + job.service_cpus,
+        mem_mb=cells.mem_mb + megabytes(job.service_mem),
+        gres=cells.gres,
+        partition=cells.partition,
+        constraint=cells.constraint,
+        switches=cells.switches,
+    )
+
+
+def _het(cluster: ClusterConfig) -> tuple[Component, ...]:
+    job = cluster.job
+    services = Component(
+        holds=SERVICES,
+        nodes=job.service_nodes,
+        cpus=job.service_cpus,
+        mem_mb=megabytes(job.service_mem),
+        partition=job.service_partition or job.partition,
+    )
+    return services, _cells(cluster)
+
+
+def _cells(cluster: ClusterConfig) -> Component:
+    cell, job = cluster.cell, cluster.job
+    per_node = min(job.cells_per_node, cluster.cells)
+    if cell.nodes > 1 and job.cells_per_node > 1:
+        raise ConfigError(
+            f"cluster.job.cells_per_node={job.cells_per_node}: a cell has cluster.cell.nodes={cell.nodes} nodes",
+            fix="set cluster.job.cells_per_node=1",
+        )
+    if cell.ranks % cell.nodes:
+        raise ConfigError(
+            f"cluster.cell.ranks={cell.ranks} do not spread over cluster.cell.nodes={cell.nodes}",
+            fix=f"set cluster.cell.ranks={cell.nodes * -(-cell.ranks // cell.nodes)}",
+        )
+    return Component(
+        holds=f"{cluster.cells} cells" + (f", {per_node} per node" if per_node > 1 else ""),
+        nodes=-(-cluster.cells // per_node) * cell.nodes,
+        cpus=per_node * cpus_of(cell),
+        mem_mb=per_node * megabytes(cell.mem),
+        gres=times(cell.gres, per_node),
+        partition=job.partition,
+        constraint=job.constraint,
+        switches=job.switches,
+    )
+
+
+def cpus_of(cell: CellConfig) -> int:
+    """CPUs a cell takes on each of its nodes."""
+    return cell.ranks // cell.nodes * cell.cpus_per_rank
+
+
+def gres_counts(gres: str) -> dict[str, int]:
+    """ "gpu:a100:4,nvme" as {"gpu:a100": 4, "nvme": 1}; a leading "gres:" (squeue's) and an index list are dropped."""
+    counts: dict[str, int] = {}
+    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
+        word = word.strip().removeprefix("gres:").removeprefix("gres/")
+        name, _, count = word.rpartition(":")
+        if word and (not name or not count.isdigit()):
+            name, count = word, "1"
+        if word:
+            counts[name] = counts.get(name, 0) + int(count)
+    return counts
+
+
+def times(gres: str, factor: int) -> str:
+    """`gres` with every count multiplied."""
+    return ",".join(f"{name}:{count * factor}" for name, count in gres_counts(gres).items())
+
+
+def _lost_nodes(cluster: ClusterConfig, components: tuple[Component, ...]) -> list[str]:
+    nodes = components[0].nodes
+    if cluster.layout == "het" and nodes < HET_LEADER_NODES:
+        reason = (
+            f"cluster.layout=het with cluster.job.service_nodes={nodes}: Slurm ends all components when a node of"
+            " any of them is lost"
+        )
+        if cluster.survive_node_loss:
+            raise ConfigError(
+                reason,
+                fix=f"set cluster.job.service_nodes={HET_LEADER_NODES}, cluster.layout=flat, or"
+                " cluster.survive_node_loss=false",
+            )
+        return [reason]
+    if len(components) == 1 and nodes == 1:
+        return ["one node: its loss ends the run; go on with gyre submit resume=RUN"]
+    return [
+        "the batch node: its loss is not survived. Services and cells end after"
+        f" cluster.orphan_grace_s={cluster.orphan_grace_s:g}, the nodes stay allocated until scancel or the time limit"
+    ]

@@ -1,0 +1,120 @@
+"""What a job needs on disk before it starts, looked for on the login node: `gyre stage`, and every `gyre submit`.
+
+A job runs offline, often hours after its submission; what is missing then has cost a place in the queue. Each need is
+looked up with the code that will use it. What only a compute node knows (sandbox, devices) is not judged here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gyre_hpc import models
+from gyre_hpc.config import RunConfig
+from gyre_hpc.errors import GyreError, MissingInput
+from gyre_hpc.executions.harness import find_harness
+from gyre_hpc.executions.tasks import task_source
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing a job needs: where it was found, or the error that names it as missing."""
+
+    what: str
+    found: str = ""
+    error: GyreError | None = None
+
+
+def needs(config: RunConfig) -> list[Need]:
+    """Everything the run needs, found or not."""
+    return [
+        _need("model", lambda: str(models.resolve(config.model.path))),
+        _need("harness", lambda: find_harness(config.harness).command[0]),
+        _need("tasks", lambda: _family(config)),
+        _need("python", lambda: f"{sys.executable} with {len(_requirements())} packages"),
+        _need("run folder", lambda: _writable(Path(config.root).absolute())),
+        *_container(config.cluster.container),
+    ]
+
+
+def check_staged(config: RunConfig) -> None:
+    """Raise MissingInput naming everything that is missing, with what to do about each."""
+    errors = [need.error for need in needs(config) if need.error is not None]
+    if errors:
+        raise MissingInput(
+            "the job would miss:\n" + "\n".join(f"  {error.message}" for error in errors),
+            fix="; ".join(dict.fromkeys(error.fix for error in errors)),
+        )
+
+
+def _need(what: str, look: Callable[[], str]) -> Need:
+    try:
+        return Need(what, found=look())
+    except GyreError as error:
+        return Need(what, error=error)
+
+
+def _requirements() -> list[str]:
+    """Packages gyre_hpc needs at run time, all installed. Raises MissingInput naming those that are not."""
+    wanted = [
+        re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0]
+        for text in importlib.metadata.requires("gyre_hpc") or []
+        if "extra ==" not in text
+    ]
+    absent = [name for name in wanted if not _installed(name)]
+    if absent:
+        raise MissingInput(
+            f"{sys.executable}: no package {', '.join(absent)}",
+            fix=f"{sys.executable} -m pip install {' '.join(absent)}",
+        )
+    return wanted
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _writable(root: Path) -> str:
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise MissingInput(f"root={root}: {existing} is not a folder you may write to", fix="set root=FOLDER")
+    return str(root)
+
+
+def _family(config: RunConfig) -> str:
+    task_source(config.tasks)
+    return config.tasks.family
+
+
+def _container(words: list[str]) -> Iterator[Need]:
+    """The program and the image files among the words; pyxis fetches its images itself."""
+    if words and not words[0].startswith("-"):
+        yield _need("container program", lambda: _program(words[0]))
+    for image in (word for word in words if word.endswith((".sif", ".sqsh"))):
+        yield _need("container image", partial(_file, Path(image.partition("=")[2] or image)))
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise MissingInput(
+            f"cluster.container: no program '{name}' here", fix="module load it, or name its full path"
+        )
+    return found
+
+
+def _file(path: Path) -> str:
+    if not path.is_file():
+        raise MissingInput(f"cluster.container: {path}: no such file", fix="build or copy the image there")
+    return str(path)

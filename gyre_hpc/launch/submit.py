@@ -1,0 +1,98 @@
+"""Hand a run folder to Slurm as one job, through submitit.
+
+submitit's executor writes the file, calls sbatch and reads the id; the script it submits is ours (`script.render`), so no
+Python of submitit runs in the job, none of its signal handlers stands before the controller's, and nothing is pickled.
+sbatch sees the caller's environment without what an enclosing job left in it (SLURM_CONF is kept): those variables
+are options to sbatch, and would reach every process of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.slurm.slurm import SlurmExecutor
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.errors import MissingInput
+from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.plan import child_environment
+from gyre_hpc.launch.request import request_for
+from gyre_hpc.launch.script import Names, render
+from gyre_hpc.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job Slurm has taken."""
+
+    job: str
+    script: Path
+    log: Path
+
+
+class ScriptExecutor(SlurmExecutor):  # type: ignore[misc,unused-ignore]
+    """submitit's Slurm executor, with the whole script given instead of made from parameters."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        super().__init__(folder=folder)
+        self._script = script
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self._script
+
+
+def script_for(config: RunConfig, layout: RunLayout) -> str:
+    """The sbatch script of this run. Raises ConfigError where the configuration makes no job."""
+    names = Names(
+        name=config.name,
+        run=layout.root,
+        log=layout.jobs / "%j.log",
+        package=layout.package,
+        python=Path(sys.executable),
+        folder=Path.cwd(),
+    )
+    return render(request_for(config.cluster), config.cluster.job, names)
+
+
+def submit(script: str, layout: RunLayout) -> Submission:
+    """Submit `script`; it is kept beside its log in RUN/jobs. Raises SlurmCommandFailed with sbatch's words."""
+    layout.jobs.mkdir(exist_ok=True)
+    try:
+        with scrubbed_environment(), contextlib.redirect_stderr(io.StringIO()):
+            job = ScriptExecutor(layout.jobs, script)._submit_command("")
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise SlurmCommandFailed(
+            f"sbatch refused the job of {layout.root}: {error}",
+            fix=f"correct cluster.job or cluster.cell, then: gyre submit resume={layout.root} cluster.job.KEY=VALUE",
+        ) from error
+    for link in layout.jobs.glob(".submission_file_*"):
+        link.unlink()
+    return Submission(str(job.job_id), Path(job.paths.submission_file), layout.jobs / f"{job.job_id}.log")
+
+
+def check_slurm() -> None:
+    """Raise MissingInput where Slurm's commands are absent, before anything is written."""
+    if SlurmExecutor.affinity() < 0:
+        raise MissingInput(
+            "srun: no such program", fix="submit from a login node, or look at the script with --dry-run"
+        )
+
+
+@contextlib.contextmanager
+def scrubbed_environment() -> Iterator[None]:
+    """os.environ as a process outside any job has it; restored afterwards."""
+    before, kept = dict(os.environ), child_environment({})
+    os.environ.clear()
+    os.environ.update(kept)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
