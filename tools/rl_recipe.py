@@ -31,7 +31,6 @@ from omegaconf import OmegaConf
 from gyre_hpc.config import RunConfig, to_run_config
 from gyre_hpc.engines.torch.batching import Batcher, Call
 from gyre_hpc.engines.torch.model import Qwen3
-from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights
 from gyre_hpc.executions.patchkit.family import PatchkitFamily, PatchkitTask
 from gyre_hpc.executions.reference_harness.agent import (
@@ -44,6 +43,7 @@ from gyre_hpc.executions.reference_harness.agent import (
     main_agent,
 )
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.models.shape import read_shape
 from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, GroupId, LeafRole
 from gyre_hpc.training.trainer import Trainer
 from gyre_hpc.trajectories.process import Attempt, Settings, process_group

@@ -105,11 +105,11 @@ class PacedFamily:
 
 def write_random_policy(folder: Path, seed: int = 0) -> None:
     """A policy that samples almost uniformly: answers end by their length, whatever it learns in a short run."""
+    from gyre_hpc.models.shape import read_shape
     from gyre_hpc.training.new_model import write_new_model
-    from gyre_hpc.training.shape import ModelShape
 
     shipped = models.resolve("package:patchkit")
-    write_new_model(folder, ModelShape.read(shipped), seed, context=2048)
+    write_new_model(folder, read_shape(shipped), seed, context=2048)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(shipped / name, folder / name)
 

@@ -17,16 +17,27 @@ import numpy as np
 
 from gyre_hpc.bench.figure import Figure
 from gyre_hpc.config import ObjectiveConfig, TrainerConfig
+from gyre_hpc.models.shape import ModelShape
 from gyre_hpc.records import Int32
 from gyre_hpc.training.buffers import Array
 from gyre_hpc.training.new_model import write_new_model
-from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.training.trainer import Trainer
 from gyre_hpc.trajectories import micro_steps
 from gyre_hpc.trajectories.micro_steps import MicroStep
 
 SHARED, BRANCHES, SUFFIX = 1024, 8, 128
-SHAPE = ModelShape(2, 256, 768, 8, 2, 32, 512, 1e-6, 10000.0, False)
+SHAPE = ModelShape(
+    vocab_size=512,
+    hidden_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=768,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+)
 _ROUNDS = 3
 
 
@@ -95,7 +106,7 @@ def _cpu_seconds(trainer: Trainer, parts: Sequence[MicroStep]) -> float:
 
 
 def _tokens(node: int, length: int) -> Int32:
-    return np.random.default_rng(node).integers(0, SHAPE.vocab, length, dtype=np.int32)
+    return np.random.default_rng(node).integers(0, SHAPE.vocab_size, length, dtype=np.int32)
 
 
 def _advantage(path: int) -> float:
@@ -112,6 +123,6 @@ def _targets(places: Sequence[tuple[int, int, int]]) -> micro_steps.NodeTargets:
         path=path,
         weight=np.full(count, 1.0 / 1024, np.float32),
         advantage=np.array([_advantage(one) for one in path.tolist()], np.float32),
-        behaviour_logprob=np.full(count, -np.log(SHAPE.vocab), np.float32),
+        behaviour_logprob=np.full(count, -np.log(SHAPE.vocab_size), np.float32),
         version=np.zeros(count, np.int32),
     )

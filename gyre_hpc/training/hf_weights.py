@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from gyre_hpc.errors import MissingInput
-from gyre_hpc.training.shape import ModelShape
+from gyre_hpc.models.shape import ModelShape
 
 Tensors = dict[str, torch.Tensor]
 
@@ -64,9 +64,9 @@ def hf_to_megatron(weights: Mapping[str, torch.Tensor], shape: ModelShape, *, fu
             fix="config.json and model.safetensors of the model folder must belong together",
         )
     state = {ours: weights[theirs] for theirs, ours in _TOP.items()}
-    if not shape.tied:
+    if not shape.tie_word_embeddings:
         state["output_layer.weight"] = weights["lm_head.weight"]
-    for layer in range(shape.layers):
+    for layer in range(shape.num_hidden_layers):
         state |= _layer_to_megatron(weights, shape, layer)
     return _rename(state, _FUSED) if fused else state
 
@@ -75,9 +75,9 @@ def megatron_to_hf(state: Mapping[str, torch.Tensor], shape: ModelShape) -> Tens
     """Hugging Face weights from a Megatron state with local-spec or Transformer Engine names."""
     state = _rename(state, {fused: local for local, fused in _FUSED.items()})
     weights = {theirs: state[ours] for theirs, ours in _TOP.items()}
-    if not shape.tied:
+    if not shape.tie_word_embeddings:
         weights["lm_head.weight"] = state["output_layer.weight"]
-    for layer in range(shape.layers):
+    for layer in range(shape.num_hidden_layers):
         weights |= _layer_to_hf(state, shape, layer)
     return weights
 
@@ -90,8 +90,11 @@ def hf_names(shape: ModelShape) -> list[str]:
         "mlp.gate_proj.weight",
         "mlp.up_proj.weight",
     ]
-    names = [*_TOP, *(f"model.layers.{layer}.{name}" for layer in range(shape.layers) for name in inner)]
-    return names if shape.tied else [*names, "lm_head.weight"]
+    names = [
+        *_TOP,
+        *(f"model.layers.{layer}.{name}" for layer in range(shape.num_hidden_layers) for name in inner),
+    ]
+    return names if shape.tie_word_embeddings else [*names, "lm_head.weight"]
 
 
 def tensor_parallel_shard(state: Mapping[str, torch.Tensor], rank: int, size: int) -> Tensors:
@@ -112,7 +115,7 @@ def _shard(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tenso
 def _layer_to_megatron(weights: Mapping[str, torch.Tensor], shape: ModelShape, layer: int) -> Tensors:
     theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
     state = {ours + new: weights[theirs + old] for old, new in _PLAIN.items()}
-    groups, width = shape.query_groups, shape.hidden
+    groups, width = shape.num_key_value_heads, shape.hidden_size
     qkv = [
         weights[f"{theirs}self_attn.{x}_proj.weight"].reshape(groups, -1, shape.head_dim, width)
         for x in "qkv"
@@ -126,9 +129,9 @@ def _layer_to_megatron(weights: Mapping[str, torch.Tensor], shape: ModelShape, l
 def _layer_to_hf(state: Mapping[str, torch.Tensor], shape: ModelShape, layer: int) -> Tensors:
     theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer}."
     weights = {theirs + old: state[ours + new] for old, new in _PLAIN.items()}
-    per_group, width = shape.heads // shape.query_groups, shape.hidden
+    per_group, width = shape.num_attention_heads // shape.num_key_value_heads, shape.hidden_size
     qkv = state[ours + "self_attention.linear_qkv.weight"].reshape(
-        shape.query_groups, per_group + 2, shape.head_dim, width
+        shape.num_key_value_heads, per_group + 2, shape.head_dim, width
     )
     for name, part in zip("qkv", torch.split(qkv, [per_group, 1, 1], dim=1), strict=True):
         weights[f"{theirs}self_attn.{name}_proj.weight"] = part.reshape(-1, width)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gyre_hpc.models.shape import ModelShape
 from gyre_hpc.training import host_backend
 from gyre_hpc.training.hf_weights import Tensors
-from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.training.tree_attention import TreeAttention, TreeContext, TreeRotary
 
 with host_backend.quiet():
@@ -59,13 +59,13 @@ def build_policy(shape: ModelShape) -> Policy:
         model = GPTModel(
             config=_transformer_config(shape),
             transformer_layer_spec=_layer_spec(context),
-            vocab_size=shape.vocab,
+            vocab_size=shape.vocab_size,
             max_sequence_length=1 << 20,
             position_embedding_type="rope",
-            rotary_base=int(shape.rope_base),
-            share_embeddings_and_output_weights=shape.tied,
+            rotary_base=int(shape.rope_theta),
+            share_embeddings_and_output_weights=shape.tie_word_embeddings,
         )
-        model.rotary_pos_emb = TreeRotary(context, shape.head_dim, shape.rope_base)
+        model.rotary_pos_emb = TreeRotary(context, shape.head_dim, shape.rope_theta)
         model.output_layer.register_forward_pre_hook(_select_rows(context))
         if torch.cuda.is_available():
             model.cuda()
@@ -93,14 +93,14 @@ def _layer_spec(context: TreeContext) -> Any:
 
 def _transformer_config(shape: ModelShape) -> Any:
     return TransformerConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        ffn_hidden_size=shape.ffn,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.query_groups,
+        num_layers=shape.num_hidden_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_key_value_heads,
         kv_channels=shape.head_dim,
         normalization="RMSNorm",
-        layernorm_epsilon=shape.norm_eps,
+        layernorm_epsilon=shape.rms_norm_eps,
         qk_layernorm=True,
         gated_linear_unit=True,
         activation_func=F.silu,

@@ -9,8 +9,8 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from gyre_hpc.models.shape import ModelShape
 from gyre_hpc.training.hf_weights import Tensors, hf_names
-from gyre_hpc.training.shape import ModelShape
 
 
 def write_new_model(
@@ -25,34 +25,17 @@ def write_new_model(
 def _weights(shape: ModelShape, seed: int, std: float) -> Tensors:
     """Normal with `std`; projections into the residual stream scaled by 1/sqrt(2 layers); norms 1."""
     generator = torch.Generator().manual_seed(seed)
-    residual = std / math.sqrt(2 * shape.layers)
+    residual = std / math.sqrt(2 * shape.num_hidden_layers)
     weights: Tensors = {}
+    sizes = shape.tensor_shapes()
     for name in hf_names(shape):
-        size = _size(name, shape)
+        size = sizes[name]
         if len(size) == 1:
             weights[name] = torch.ones(size)
         else:
             scale = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else std
             weights[name] = torch.randn(size, generator=generator) * scale
     return weights
-
-
-def _size(name: str, shape: ModelShape) -> tuple[int, ...]:
-    query, key = shape.heads * shape.head_dim, shape.query_groups * shape.head_dim
-    sizes: dict[str, tuple[int, ...]] = {
-        "embed_tokens": (shape.vocab, shape.hidden),
-        "lm_head": (shape.vocab, shape.hidden),
-        "q_proj": (query, shape.hidden),
-        "k_proj": (key, shape.hidden),
-        "v_proj": (key, shape.hidden),
-        "o_proj": (shape.hidden, query),
-        "gate_proj": (shape.ffn, shape.hidden),
-        "up_proj": (shape.ffn, shape.hidden),
-        "down_proj": (shape.hidden, shape.ffn),
-        "q_norm": (shape.head_dim,),
-        "k_norm": (shape.head_dim,),
-    }
-    return sizes.get(name.split(".")[-2], (shape.hidden,))
 
 
 def _config(shape: ModelShape, context: int) -> dict[str, object]:
@@ -64,16 +47,16 @@ def _config(shape: ModelShape, context: int) -> dict[str, object]:
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.query_groups,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
         "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_base,
-        "rope_parameters": {"rope_theta": shape.rope_base, "rope_type": "default"},
+        "vocab_size": shape.vocab_size,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
         "max_position_embeddings": context,
-        "tie_word_embeddings": shape.tied,
+        "tie_word_embeddings": shape.tie_word_embeddings,
     }

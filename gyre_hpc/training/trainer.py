@@ -19,13 +19,13 @@ import torch
 
 from gyre_hpc.config import ObjectiveConfig, TrainerConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, IllegalTransition
+from gyre_hpc.models.shape import read_shape
 from gyre_hpc.records import Version
 from gyre_hpc.training import buffers, checkpoints, objective
 from gyre_hpc.training.buffers import Array
 from gyre_hpc.training.distributed import CellWorld, join_cell
 from gyre_hpc.training.hf_weights import hf_to_megatron, megatron_to_hf, read_hf_folder
 from gyre_hpc.training.replay import FILE_NAME, Demonstrations, supervised_micro_steps
-from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.trajectories.micro_steps import MicroStep
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Trainer:
         if not torch.cuda.is_available():
             torch.set_num_threads(trainer.threads)
         self.model_dir, self.config, self.objective, self.seed = model_dir, trainer, objective, seed
-        self.shape = ModelShape.read(model_dir)
+        self.shape = read_shape(model_dir)
         self.steps = 0
         """Adam steps behind the current weights."""
         self._demonstrations = self._read_demonstrations(replay)

@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 
 from gyre_hpc.config import ObjectiveConfig, TrainerConfig
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.models.shape import ModelShape
 from gyre_hpc.training.new_model import write_new_model
 from gyre_hpc.training.replay import FILE_NAME, Demonstrations
-from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.training.trainer import Trainer
 from gyre_hpc.warmstart.demonstrator import NOISY
 from gyre_hpc.warmstart.examples import Batches, Examples, as_row, make_examples, transcripts
@@ -100,16 +100,16 @@ def _rate(share: float) -> float:
 
 def _shape(rendering: Rendering) -> ModelShape:
     return ModelShape(
-        layers=3,
-        hidden=96,
-        ffn=288,
-        heads=3,
-        query_groups=1,
+        num_hidden_layers=3,
+        hidden_size=96,
+        intermediate_size=288,
+        num_attention_heads=3,
+        num_key_value_heads=1,
         head_dim=32,
-        vocab=rendering.tokenizer.backend.get_vocab_size(),
-        norm_eps=1e-6,
-        rope_base=10000.0,
-        tied=True,
+        vocab_size=rendering.tokenizer.backend.get_vocab_size(),
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
     )
 
 

@@ -22,10 +22,10 @@ from gyre_hpc.engines.weights import read_weights, weights_digest
 from gyre_hpc.launch.local import LocalLauncher, LocalProcess
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.models.shape import ModelShape
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.schedule.protocol import Role
 from gyre_hpc.training.new_model import write_new_model
-from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.trajectories import micro_steps
 from gyre_hpc.trajectories.micro_steps import MicroStep, NodeTargets
 from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
@@ -63,16 +63,16 @@ from gyre_hpc.transport.rendezvous import engine_token
 PATIENCE_S = 240.0
 VOCABULARY = 48
 SHAPE = ModelShape(
-    layers=2,
-    hidden=32,
-    ffn=64,
-    heads=4,
-    query_groups=2,
+    num_hidden_layers=2,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
     head_dim=8,
-    vocab=VOCABULARY,
-    norm_eps=1e-6,
-    rope_base=10000.0,
-    tied=True,
+    vocab_size=VOCABULARY,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
 )
 V0, V1 = Version(0), Version(1)
 S0, S1 = Serial(0), Serial(1)

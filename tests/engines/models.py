@@ -12,8 +12,8 @@ import torch
 from gyre_hpc.engines.torch.batching import Batcher
 from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.model import Qwen3
-from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import Array, read_weights, write_weights
+from gyre_hpc.models.shape import read_shape
 
 torch.set_num_threads(1)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gyre_hpc.engines.torch.batching import Batcher
 from gyre_hpc.engines.torch.calls import Call, Finish, Stage
 from gyre_hpc.engines.torch.forward import forward_logits
-from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights
 from gyre_hpc.errors import IllegalTransition
+from gyre_hpc.models.shape import read_shape
 
 from .models import PAGE, VOCABULARY, batcher, drain, run, transformers_logprobs
 

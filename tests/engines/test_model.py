@@ -11,9 +11,9 @@ from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.forward import forward_logits
 from gyre_hpc.engines.torch.model import Qwen3
 from gyre_hpc.engines.torch.sampling import sample
-from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights, weights_digest
 from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.models.shape import read_shape
 
 from .models import VOCABULARY, batcher, run, transformers_logprobs, write_model
 

@@ -72,7 +72,7 @@ def test_layouts_differ_when_shapes_differ(trainer: Trainer, tmp_path: Path) -> 
 
     from tests.training.training_cases import make_model
 
-    other = make_trainer(make_model(tmp_path / "m", replace(SHAPE, ffn=128)))
+    other = make_trainer(make_model(tmp_path / "m", replace(SHAPE, intermediate_size=128)))
     assert other.layout_digest() != trainer.layout_digest()
 
 

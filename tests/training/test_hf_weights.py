@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.models.shape import read_shape
 from gyre_hpc.training.hf_weights import (
     hf_names,
     hf_to_megatron,
@@ -16,14 +17,13 @@ from gyre_hpc.training.hf_weights import (
     read_hf_folder,
     tensor_parallel_shard,
 )
-from gyre_hpc.training.shape import ModelShape
 from tests.training.training_cases import SHAPE, make_model
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_round_trip_is_exact(tmp_path: Path, tied: bool, fused: bool) -> None:
-    shape = replace(SHAPE, tied=tied)
+    shape = replace(SHAPE, tie_word_embeddings=tied)
     weights = read_hf_folder(make_model(tmp_path / "m", shape))
     state = hf_to_megatron(weights, shape, fused=fused)
     assert ("decoder.layers.1.mlp.linear_fc1.layer_norm_weight" in state) == fused
@@ -46,7 +46,7 @@ def test_tensor_parallel_shards_cut_whole_heads_and_both_halves_of_the_gate(mode
     state = hf_to_megatron(read_hf_folder(model_dir), SHAPE)
     halves = [tensor_parallel_shard(state, rank, 2) for rank in range(2)]
     whole = megatron_to_hf(state, SHAPE)
-    half = replace(SHAPE, heads=2, query_groups=1, ffn=32, vocab=24)
+    half = replace(SHAPE, num_attention_heads=2, num_key_value_heads=1, intermediate_size=32, vocab_size=24)
     parts = [megatron_to_hf(shard, half) for shard in halves]
     for name, dim in (("q_proj", 0), ("k_proj", 0), ("o_proj", 1)):
         key = f"model.layers.0.self_attn.{name}.weight"
@@ -74,9 +74,9 @@ def test_a_config_the_model_does_not_compute_is_refused(tmp_path: Path, change: 
     kept[0] += f"\n  {change},"
     (tmp_path / "config.json").write_text("\n".join(kept))
     with pytest.raises(ConfigError, match=r"config\.json"):
-        ModelShape.read(tmp_path)
+        read_shape(tmp_path)
 
 
 def test_an_absent_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match=r"config\.json"):
-        ModelShape.read(tmp_path)
+        read_shape(tmp_path)

@@ -41,9 +41,9 @@ def row_logits(trainer: Trainer, ids: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_and_gradients_equal_those_of_transformers(tmp_path: Path, tied: bool) -> None:
-    folder = make_model(tmp_path / "m", replace(SHAPE, tied=tied))
+    folder = make_model(tmp_path / "m", replace(SHAPE, tie_word_embeddings=tied))
     trainer, model = make_trainer(folder), load(folder)
-    ids = np.random.default_rng(1).integers(0, SHAPE.vocab, 70).astype(np.int32)
+    ids = np.random.default_rng(1).integers(0, SHAPE.vocab_size, 70).astype(np.int32)
     expected = hf_logits(model, ids)
     with torch.no_grad():
         assert (row_logits(trainer, ids) - expected).abs().max() < 1e-5
@@ -79,7 +79,7 @@ def test_several_steps_follow_torch_adam_on_the_transformers_model(model_dir: Pa
     adam = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
     losses = []
     for number in range(4):
-        ids = np.random.default_rng(number).integers(0, SHAPE.vocab, 40).astype(np.int32)
+        ids = np.random.default_rng(number).integers(0, SHAPE.vocab_size, 40).astype(np.int32)
         ours = trainer.accumulate(rows_to_micro_step([Row(ids, np.ones(40, np.uint8))], 1 / 39))["loss"]
         norm = trainer.step(executions=1)["grad_norm"]
         adam.zero_grad()

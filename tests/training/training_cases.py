@@ -10,23 +10,23 @@ import numpy as np
 import torch
 
 from gyre_hpc.config import ObjectiveConfig, TrainerConfig
+from gyre_hpc.models.shape import ModelShape
 from gyre_hpc.training.new_model import write_new_model
-from gyre_hpc.training.shape import ModelShape
 from gyre_hpc.training.trainer import Trainer
 from gyre_hpc.trajectories import micro_steps
 from gyre_hpc.trajectories.micro_steps import MicroStep
 
 SHAPE = ModelShape(
-    layers=2,
-    hidden=32,
-    ffn=64,
-    heads=4,
-    query_groups=2,
+    num_hidden_layers=2,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
     head_dim=8,
-    vocab=48,
-    norm_eps=1e-6,
-    rope_base=10000.0,
-    tied=True,
+    vocab_size=48,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    tie_word_embeddings=True,
 )
 WIDE_CLIP = ObjectiveConfig(clip_low=0.6, clip_high=1.0)
 
@@ -133,7 +133,7 @@ def random_tree(seed: int, nodes: int = 7, longest: int = 9) -> Tree:
     rng = np.random.default_rng(seed)
     parents = tuple(-1 if n == 0 or rng.random() < 0.2 else int(rng.integers(0, n)) for n in range(nodes))
     lengths = rng.integers(2, longest + 1, nodes)
-    tokens = tuple(rng.integers(0, SHAPE.vocab, length).astype(np.int32) for length in lengths)
+    tokens = tuple(rng.integers(0, SHAPE.vocab_size, length).astype(np.int32) for length in lengths)
     leaves = [node for node in range(nodes) if node not in parents]
     behaviour = tuple(
         (-3.9 + rng.normal(0, 0.5, length)).clip(max=-0.01).astype(np.float32) for length in lengths

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights
 from gyre_hpc.executions.patchkit import PatchkitFamily
 from gyre_hpc.executions.reference_harness.agent import BASH, MAIN_SYSTEM, TASK, ChatCompletions
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.models.shape import read_shape
 from gyre_hpc.training.replay import FILE_NAME, Demonstrations
 from gyre_hpc.warmstart.make import RENDERER, THINKING, make
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyre_hpc.engines.torch.model import Attend
-from gyre_hpc.engines.torch.shape import ModelShape
+from gyre_hpc.models.shape import ModelShape
 
 
 def decode_attention(kv: Tensor, shape: ModelShape, table: Tensor, mask: Tensor) -> Attend:

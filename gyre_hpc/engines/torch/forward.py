@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyre_hpc.engines.torch.shape import ModelShape
+from gyre_hpc.models.shape import ModelShape
 
 
 def forward_logits(weights: Mapping[str, Tensor], shape: ModelShape, ids: Tensor) -> Tensor:

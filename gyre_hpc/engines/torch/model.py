@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyre_hpc.engines.torch.shape import ModelShape
 from gyre_hpc.engines.weights import Array
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.models.shape import ModelShape
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, queries [tokens, heads, head_dim]) -> [tokens, heads * head_dim], over KV already written."""

@@ -23,9 +23,9 @@ from gyre_hpc.engines import wire
 from gyre_hpc.engines.torch.batching import Batcher
 from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.model import Qwen3
-from gyre_hpc.engines.torch.shape import read_shape
 from gyre_hpc.engines.weights import read_weights, weights_digest
 from gyre_hpc.errors import GyreError, IllegalTransition
+from gyre_hpc.models.shape import read_shape
 
 FLUSH_INTERVAL_S = 0.05
 """Longest time a sampled token waits for its event."""

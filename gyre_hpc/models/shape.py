@@ -1,14 +1,18 @@
-"""Shape of a Qwen3-architecture dense model, read from a Hugging Face config.json. No torch."""
+"""Shape of a Qwen3-architecture dense model, read from a Hugging Face config.json. Needs no torch.
+
+Trainer and engine read it here, so that what one trains the other serves. Only dense Qwen3 is accepted: a config that asks
+for anything that they do not compute is refused by its key.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre_hpc.engines.weights import CONFIG_FILE
+import msgspec
+
 from gyre_hpc.errors import ConfigError, MissingInput
 
 
@@ -26,7 +30,7 @@ class ModelShape:
     rms_norm_eps: float
     rope_theta: float
     tie_word_embeddings: bool
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def kv_width(self) -> int:
@@ -75,12 +79,14 @@ class ModelShape:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Shape of the model in `folder`. Raises ConfigError naming the key this engine cannot serve."""
-    file = folder / CONFIG_FILE
+    """Shape of the model in `folder`. Raises MissingInput, or ConfigError naming the file and the key."""
+    file = folder / "config.json"
     if not file.is_file():
-        raise MissingInput(f"{file}: no such file", fix="name a model folder in Hugging Face layout")
+        raise MissingInput(
+            f"{file}: no such file", fix="name a model folder in Hugging Face layout (model.path)"
+        )
     try:
-        raw = json.loads(file.read_text())
+        raw = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         _refuse_unsupported(file, raw)
         return _parse(raw)
     except (KeyError, ValueError, TypeError) as error:
@@ -90,35 +96,42 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def _refuse_unsupported(file: Path, raw: dict[str, Any]) -> None:
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     wanted = {
         "model_type": (raw.get("model_type"), "qwen3"),
         "hidden_act": (raw.get("hidden_act", "silu"), "silu"),
         "attention_bias": (raw.get("attention_bias", False), False),
         "use_sliding_window": (raw.get("use_sliding_window", False), False),
-        "rope_parameters.rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
+        "rope_parameters.rope_type": (
+            _rope(raw).get("rope_type", _rope(raw).get("type", "default")),
+            "default",
+        ),
     }
     for key, (value, supported) in wanted.items():
         if value != supported:
             raise ConfigError(
-                f"{file}: {key}={value} is not served", fix=f"the torch engine serves {key}={supported}"
+                f"{file}: {key}={value} is not computed",
+                fix=f"use a dense Qwen3 model with {key}={supported}",
             )
+
+
+def _rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` in newer files, `rope_scaling` in older ones."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
 
 
 def _parse(raw: dict[str, Any]) -> ModelShape:
     heads = int(raw["num_attention_heads"])
-    rope = raw.get("rope_parameters") or {}
     eos = raw.get("eos_token_id")
     return ModelShape(
         vocab_size=int(raw["vocab_size"]),
         hidden_size=int(raw["hidden_size"]),
         num_hidden_layers=int(raw["num_hidden_layers"]),
         num_attention_heads=heads,
-        num_key_value_heads=int(raw.get("num_key_value_heads", heads)),
+        num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
         intermediate_size=int(raw["intermediate_size"]),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
+        rope_theta=float(_rope(raw).get("rope_theta", raw.get("rope_theta", 10000.0))),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
     )
