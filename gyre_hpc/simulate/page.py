@@ -63,9 +63,9 @@ def _numbers(designs: Designs) -> str:
 
 
 def _row(name: str, runs: Sequence[Outcome], longest: float) -> tuple[object, ...]:
-    taken = [run for run in runs if run.steps]
+    taken = [run for run in runs if run.published]
     if not taken:
-        return (name, runs[0].reason or "no step", *("-",) * 5, len(runs))
+        return (name, in_words(runs[0]), *("-",) * 5, len(runs))
     time = Interval.of([run.seconds_per_step() for run in taken])
     return (
         name,

@@ -30,6 +30,8 @@ LEFT, RIGHT = 0.95, 0.25
 """Inches left and right of the axes."""
 ROW, CELL_ROW, WATER = 0.3, 0.2, 1.9
 """Inches: a design's bar, a cell's bar, the waterlevel."""
+MANY = 16
+"""More cells than these have half the height, and every fourth is named."""
 STYLE: Any = {
     "font.size": 9.0,
     "axes.edgecolor": look.MUTED,
@@ -69,7 +71,7 @@ def role_timeline(lines: Sequence[m.AnyMetric], title: str, about: str = "") -> 
     spans = look.role_spans(lines, lines[-1].t)
     cells = sorted({cell for cell, *_ in spans})
     unit, word = look.time_unit(lines[-1].t)
-    rows = CELL_ROW * len(cells)
+    rows = (CELL_ROW if len(cells) <= MANY else CELL_ROW / 2) * len(cells)
     head, gap, foot = 0.62, 0.4, 0.48
     figure = Figure((WIDTH, head + WATER + gap + rows + foot))
     water = _axes(figure, head, WATER)
@@ -105,16 +107,17 @@ def _water(axes: Axes, water: Sequence[m.Water], end: float, unit: float) -> Non
 def _roles(
     axes: Axes, spans: Sequence[tuple[int, str, float, float]], cells: Sequence[int], unit: float
 ) -> set[str]:
-    """The words of the roles drawn."""
+    """The words of the roles drawn. A switch keeps a hair's width, however short it is."""
     bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for cell, role, start, stop in spans:
         if stop > start:
             bars[cell, look.WORDS.get(role, "starting")].append((start / unit, (stop - start) / unit))
     for (cell, word), ranges in bars.items():
-        axes.broken_barh(
-            ranges, (cells.index(cell) - 0.4, 0.8), facecolor=look.ROLE_COLOURS[word], linewidth=0
-        )
-    every = 1 if len(cells) <= 16 else 4
+        edge = 0.6 if word == "switching" else 0.0
+        place = (cells.index(cell) - 0.4, 0.8)
+        colour = look.ROLE_COLOURS[word]
+        axes.broken_barh(ranges, place, facecolor=colour, edgecolor=colour, linewidth=edge, zorder=1 + edge)
+    every = 1 if len(cells) <= MANY else 4
     axes.set_yticks(range(0, len(cells), every), [f"cell {cell}" for cell in cells[::every]])
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)

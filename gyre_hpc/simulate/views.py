@@ -65,8 +65,8 @@ def duration(seconds: float, of: float | None = None) -> str:
 
 def in_words(outcome: Outcome) -> str:
     """A run in half a line."""
-    if not outcome.steps:
-        return outcome.reason or "no step"
+    if not outcome.published:
+        return outcome.reason or "nothing was published"
     time = duration(outcome.seconds_per_step(), outcome.seconds)
     idle = sum(outcome.idle_shares().values())
     return f"{time} per step, mean staleness {outcome.staleness:.2f}, {idle:.0%} of device time idle"

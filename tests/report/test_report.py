@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
@@ -18,51 +15,10 @@ from gyre_hpc.report import figures
 from gyre_hpc.report import metrics as m
 from gyre_hpc.report.finish import finish
 from tests.report import runs
+from tests.report.browser import Page, assert_drawn
 
 PLOTS = {"score": ["scatter"], "roles": ["scatter", "bars"], "staleness": ["bars"], "idle": ["bars"]}
 """Plot -> kinds of traces in it."""
-CHROMIUM = [
-    "chromium",
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--virtual-time-budget=8000",
-    "--window-size=1200,3000",
-]
-NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
-
-
-class Page(HTMLParser):
-    """Text outside scripts, ids, and everything the page would load."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.ids: list[str] = []
-        self.text = ""
-        self._hidden = False
-        self.feed(source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._hidden = tag in ("script", "style")
-        for name, value in attrs:
-            if name in ("src", "href", "srcset", "data"):
-                self.loads.append(value or "")
-            if name == "id":
-                self.ids.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden = False
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.text += f"{data.strip()}|"
 
 
 def make(root: Path, lines: list[m.AnyMetric]) -> tuple[RunLayout, str]:
@@ -150,18 +106,4 @@ def test_time_has_the_unit_that_reads_best(seconds: float, word: str) -> None:
 @pytest.mark.browser
 def test_chromium_draws_every_plot_without_a_network(tmp_path: Path) -> None:
     layout, _ = make(tmp_path, runs.elastic(30))
-    profile, picture = tmp_path / "profile", tmp_path / "report.png"
-    common = [*CHROMIUM, NO_NETWORK, f"--user-data-dir={profile}"]
-    url = layout.report.as_uri()
-    dump = subprocess.run(
-        [*common, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True
-    )
-    body = dump.stdout[dump.stdout.index("<main>") :]
-    for plot, kinds in PLOTS.items():
-        drawn = body[body.index(f'id="{plot}"') :]
-        drawn = drawn[: drawn.index("<script")]
-        assert 'class="main-svg"' in drawn, f"{plot}: plotly drew nothing"
-        for kind in kinds:
-            assert re.search(rf'class="trace {kind}\b', drawn), f"{plot}: no {kind}"
-    subprocess.run([*common, f"--screenshot={picture}", url], capture_output=True, timeout=120, check=True)
-    assert picture.stat().st_size > 100_000, "the page is all but empty"
+    assert_drawn(layout.report, PLOTS, tmp_path)
