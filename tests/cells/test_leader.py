@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -235,7 +235,8 @@ async def reference_step(layout: RunLayout, core: list[MicroStep], satellite: li
     script = Path(__file__).with_name("reference_step.py")
     for name, steps in (("core", core), ("satellite", satellite)):
         for position, step in enumerate(steps):
-            np.savez(layout.root / f"{name}-{position}.npz", **step.to_arrays())
+            arrays: dict[str, Any] = step.to_arrays()
+            np.savez(layout.root / f"{name}-{position}.npz", **arrays)
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(script), str(layout.root), stdout=asyncio.subprocess.PIPE
     )

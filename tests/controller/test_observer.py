@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -32,6 +33,8 @@ from gyre_hpc.transport.messages import (
     GroupProcessed,
     Serial,
 )
+
+Line = TypeVar("Line", bound=m.Metric)
 
 
 class Clock:
@@ -65,7 +68,7 @@ class Watch:
         nothing = BatchHooks(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None)
         self.batch = Working(nothing)
 
-    def lines(self, kind: type[m.Metric] = m.Metric) -> list[m.AnyMetric]:
+    def lines(self, kind: type[Line]) -> list[Line]:
         return [line for line in m.read_metrics(self.path) if isinstance(line, kind)]
 
     def walk(self, cell: Cell, *phases: Phase, seconds: float = 1.0) -> None:
@@ -99,7 +102,7 @@ def switched(role: Role, **phases: float) -> CellSwitched:
 
 def test_a_controller_says_that_it_has_taken_over(watch: Watch) -> None:
     watch.observer.opened()
-    assert watch.lines() == [m.Opened(0.0)]
+    assert watch.lines(m.Metric) == [m.Opened(0.0)]
 
 
 def test_the_ledger_is_written_when_it_changes(watch: Watch) -> None:

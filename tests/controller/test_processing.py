@@ -19,7 +19,7 @@ class World:
 
     def told(self) -> list[int]:
         """Executions whose outcomes were told, in order; forgets them."""
-        ids = [message.execution for message in self.sent if isinstance(message, msg.ExecutionOutcome)]
+        ids = [int(message.execution) for message in self.sent if isinstance(message, msg.ExecutionOutcome)]
         self.sent.clear()
         return ids
 

@@ -7,7 +7,7 @@ import msgspec
 from gyre_hpc.config import TasksConfig
 from gyre_hpc.controller import resume
 from gyre_hpc.controller.history import History
-from gyre_hpc.records import Assessment, ClosingReason, ExecutionId, GroupId
+from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.machine import decide, initial_state
 from gyre_hpc.schedule.settings import Settings
@@ -22,7 +22,9 @@ FIRST, SECOND = ExecutionId(0), ExecutionId(1)
 def launched() -> State:
     """Four executions of one group, all launched."""
     state = initial_state(SETTINGS)
-    for event in (p.Started(), *(p.CellReady(cell, p.Role.ROLLOUT) for cell in (0, 1))):
+    ready = [p.CellReady(CellId(cell), p.Role.ROLLOUT) for cell in (0, 1)]
+    events: list[p.AnyEvent] = [p.Started(), *ready]
+    for event in events:
         state, _ = decide(state, event)
     assert len(state.executions) == 4 and not state.queued
     return state

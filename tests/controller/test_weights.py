@@ -161,5 +161,5 @@ def test_a_publication_that_outlives_its_core_is_nobodys(tmp_path: Path) -> None
     weights.cell_lost(CellId(1), core=False)
     assert (weights.publishing, cells.publishing) == (5, 5)
     weights.cell_lost(CellId(0), core=True)
-    assert (weights.publishing, cells.publishing) == (None, None)
+    assert [weights.publishing, cells.publishing] == [None, None]
     weights.journal.close()

@@ -165,12 +165,15 @@ class FakePeers:
 
     def send(self, kind: PeerKind, index: int, message: msg.Message) -> None:
         self._watch((kind, index), message)
-        if kind is PeerKind.CELL:
-            answers = [(kind, answer) for answer in self.cells.answer(index, message)]
-        else:
-            answers = self.services.answer(message)
-        for who, answer in answers:
+        for who, answer in self._answers(kind, index, message):
             self.inbox.put_nowait(Said((who, index), answer))
+
+    def _answers(
+        self, kind: PeerKind, index: int, message: msg.Message
+    ) -> list[tuple[PeerKind, msg.Message]]:
+        if kind is not PeerKind.CELL:
+            return self.services.answer(message)
+        return [(kind, answer) for answer in self.cells.answer(index, message)]
 
 
 def make_controller(
