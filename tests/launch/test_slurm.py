@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,9 +19,7 @@ from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher, SlurmStep
 from gyre_hpc.layout import RunLayout
-
-SCRIPT = Path(__file__).parents[2] / "slurm" / "dev_cluster.sh"
-PATIENCE_S = 90.0
+from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
 
 
 def test_slurm_outside_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,26 +28,10 @@ def test_slurm_outside_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         make_launcher(ClusterConfig(kind="slurm"), RunLayout(tmp_path))
 
 
-def dev_cluster(*verb: str) -> str:
-    return subprocess.run(["bash", SCRIPT, *verb], check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
-        pytest.skip("needs root and Slurm; enable: sudo bash slurm/dev_cluster.sh up")
-    with pytest.MonkeyPatch.context() as patch:
-        root = Path("/tmp") / f"gyre-slurm-test-{os.getpid()}"
-        settings = {"ROOT": str(root), "NODES": "2", "CPUS": "4", "GPUS": "0", "PORT": "17600"}
-        for name, value in settings.items():
-            patch.setenv(f"GYRE_SLURM_{name}", value)
-        dev_cluster("up")
-        patch.setenv("SLURM_CONF", dev_cluster("env").strip().partition("=")[2])
-        try:
-            yield
-        finally:
-            dev_cluster("down")
-            shutil.rmtree(root)
+    with running_cluster("test", nodes=2, cpus=4, gpus=0, port=17600):
+        yield
 
 
 @pytest_asyncio.fixture
@@ -69,10 +50,6 @@ async def launcher(cluster: None, tmp_path: Path) -> AsyncIterator[SlurmLauncher
     }
     yield SlurmLauncher.from_environment(ClusterConfig(kind="slurm"), RunLayout(tmp_path), env)
     subprocess.run(["scancel", job], check=True)
-
-
-def squeue(job: str, form: str, *flags: str) -> str:
-    return subprocess.check_output(["squeue", "-h", "-j", job, "-o", form, *flags], text=True).strip()
 
 
 def shell(tmp_path: Path, name: str, script: str, **shape: object) -> ProcessSpec:
@@ -178,7 +155,7 @@ async def test_the_batch_script_becomes_the_controller_and_gets_its_signals(
     job = subprocess.check_output(command, text=True, cwd=tmp_path).strip()
     spec = ProcessSpec("job", ["true"], log=log)
     await until_logged(spec, "steps=3")
-    assert log.read_text().split() == ["train", "cluster.kind=slurm", "steps=3"]
+    assert log.read_text().split() == ["controller", "cluster.kind=slurm", "steps=3"]
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
     await until_logged(spec, "ended")
 

@@ -1,0 +1,45 @@
+"""A real Slurm of a few nodes on this machine for the length of a test module (slurm/dev_cluster.sh)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "slurm" / "dev_cluster.sh"
+PATIENCE_S = 90.0
+
+
+def dev_cluster(*verb: str) -> str:
+    """A verb of the script, with the settings of the running cluster."""
+    return subprocess.run(["bash", SCRIPT, *verb], check=True, capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def running_cluster(name: str, *, nodes: int, cpus: int, gpus: int, port: int) -> Iterator[None]:
+    """The cluster, with SLURM_CONF of this process pointing at it. Each module has its own `name` and port range."""
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None:
+        pytest.skip("needs root and Slurm; enable: sudo bash slurm/dev_cluster.sh up")
+    with pytest.MonkeyPatch.context() as patch:
+        root = Path("/tmp") / f"gyre-slurm-{name}-{os.getpid()}"
+        settings = {"ROOT": root, "NODES": nodes, "CPUS": cpus, "GPUS": gpus, "PORT": port}
+        for key, value in settings.items():
+            patch.setenv(f"GYRE_SLURM_{key}", str(value))
+        dev_cluster("up")
+        patch.setenv("SLURM_CONF", dev_cluster("env").strip().partition("=")[2])
+        try:
+            yield
+        finally:
+            dev_cluster("down")
+            shutil.rmtree(root)
+
+
+def squeue(job: str, form: str, *flags: str) -> str:
+    """What squeue says of a job; "" once it is gone."""
+    command = ["squeue", "-h", "-j", job, "-o", form, *flags]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
