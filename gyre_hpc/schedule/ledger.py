@@ -71,12 +71,13 @@ def _mint(state: State, offset: int) -> Group:
 
 def forecast(turn: Turn, event: Forecast) -> None:
     """Queue the executions of groups that waited for it. Raises IllegalTransition for a group never dispatched."""
-    told = {id_: seconds for id_, seconds in reversed(event.groups)}
+    told = dict(reversed(event.groups))
     for id_, seconds in told.items():
         if not 0 <= id_ < turn.state.next_group or not 0 <= seconds < math.inf:
             raise IllegalTransition(
-                f"group {id_}: undispatched or unforecast -> {seconds} s forecast",
-                fix="report a Forecast of dispatched groups, in seconds from 0 up",
+                f"group {id_}: waiting -> a forecast of {seconds} s, but groups from {turn.state.next_group} on"
+                " are not dispatched and a forecast is at least 0 s",
+                fix="report a Forecast for groups of state.unforecast, in finite seconds",
             )
     heard = tuple(id_ for id_ in turn.state.unforecast if id_ in told)
     if not heard:
@@ -210,10 +211,9 @@ def evaluation_due(turn: Turn, event: EvaluationDue) -> None:
 
 def outcome(turn: Turn, event: Outcome) -> None:
     """Count a valid outcome; at N of them the group's surplus is withdrawn."""
-    settings, group = turn.state.settings, _group_of(turn.state, event.id)
-    if not settings.oversample or not event.valid or group is None:
-        return
-    if group.status is GroupStatus.PENDING and event.id not in group.valid:
+    settings = turn.state.settings
+    group = _group_of(turn.state, event.id) if settings.oversample and event.valid else None
+    if group is not None and group.status is GroupStatus.PENDING and event.id not in group.valid:
         counted = replace(group, valid=(*group.valid, event.id))
         turn.set_groups(counted)
         if len(counted.valid) >= settings.executions_per_group:

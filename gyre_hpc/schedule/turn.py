@@ -2,8 +2,8 @@
 
 Rules are functions of a Turn. They replace parts of the frozen state through it and emit decisions in the order in which
 the caller must carry them out. Cells and groups are set here only, because C_R, `pending` and `ready` follow from them.
-A Turn never outlives the call. (A mutable state with a deep copy per event was the other
-way: it costs more and lets a rule change what the caller still reads.)
+A Turn never outlives the call. (A mutable state with a deep copy per event was the other way: it costs more and lets a rule
+change what the caller still reads.)
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class Turn:
         """Insert or replace groups."""
         known = self.state.groups
         before = [known[group.id] for group in groups if group.id in known]
-        self.update(groups=known | {group.id: group for group in groups})
-        self._count(before, groups)
+        self._regroup(known | {group.id: group for group in groups}, before, groups)
 
     def set_status(self, groups: tuple[Group, ...], status: GroupStatus) -> None:
         """Give all these groups a status."""
@@ -71,11 +70,11 @@ class Turn:
     def drop_groups(self, groups: Iterable[Group]) -> None:
         """Nothing can call for these groups again."""
         gone = {group.id: group for group in groups}
-        self.update(groups={id_: group for id_, group in self.state.groups.items() if id_ not in gone})
-        self._count(gone.values(), ())
+        kept = {id_: group for id_, group in self.state.groups.items() if id_ not in gone}
+        self._regroup(kept, gone.values(), ())
 
-    def _count(self, before: Iterable[Group], after: Iterable[Group]) -> None:
-        """Keep `pending` and `ready` in line with groups that have changed."""
+    def _regroup(self, groups: dict[GroupId, Group], before: Iterable[Group], after: Iterable[Group]) -> None:
+        """Replace the groups, and keep `pending` and `ready` in line with those that were `before` and are `after`."""
         pending, ready = self.state.pending.copy(), list(self.state.ready)
         for group in before:
             if group.status is GroupStatus.PENDING:
@@ -86,12 +85,9 @@ class Turn:
             if group.status is GroupStatus.PENDING:
                 pending[group.version] = pending.get(group.version, 0) + 1
             elif group.status is GroupStatus.READY:
-                insort(ready, group.id, key=self._place)
-        self.update(pending={stamp: count for stamp, count in pending.items() if count}, ready=tuple(ready))
-
-    def _place(self, id_: GroupId) -> tuple[int, int]:
-        group = self.state.groups[id_]
-        return group.version, group.rank
+                insort(ready, group.id, key=lambda id_: (groups[id_].version, groups[id_].rank))
+        counts = {stamp: count for stamp, count in pending.items() if count}
+        self.update(groups=groups, pending=counts, ready=tuple(ready))
 
     def set_batch(self, batch: Batch, **changes: object) -> Batch:
         """Replace the open batch, with changes; returns it."""

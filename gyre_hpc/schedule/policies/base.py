@@ -68,12 +68,16 @@ def next_cell(state: State) -> Cell | None:
 
 def headroom(state: State) -> int:
     """C_R - w - e: capacity that no unfinished execution needs."""
-    return state.rollout_capacity - state.waterlevel - state.evaluating
+    return state.rollout_capacity - (state.dispatched - state.terminated) - state.evaluating
 
 
 def fits_without(state: State, cells: tuple[Cell, ...]) -> bool:
     """w + e <= C_R - C of these rollout cells (a reserved cell has no part in C_R)."""
-    return sum([cell.capacity for cell in cells if cell.id not in state.reserved]) <= headroom(state)
+    leaving = 0
+    for cell in cells:
+        if cell.id not in state.reserved:
+            leaving += cell.capacity
+    return leaving <= headroom(state)
 
 
 def is_short(state: State) -> bool:
