@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,13 +185,13 @@ def _leaves(prefix: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _literal(value: object) -> str:
-    """A value in Hydra's override grammar."""
+    """A value in Hydra's override grammar, where a backslash is special only before a quote."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
         return "[" + ",".join(map(_literal, value)) + "]"
     if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return "'" + re.sub(r"(\\*)('|$)", lambda met: met[1] * 2 + ("\\'" if met[2] else ""), value) + "'"
     return "null" if value is None else str(value)
 
 

@@ -21,6 +21,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, MissingInput
 from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.training.replay import FILE_NAME
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Need:
 def needs(config: RunConfig) -> list[Need]:
     """Everything the run needs, found or not."""
     return [
-        _need("model", lambda: str(models.resolve(config.model.path))),
+        _need("model", lambda: _model(config)),
         _need("harness", lambda: find_harness(config.harness).command[0]),
         _need("tasks", lambda: _family(config)),
         _need("python", lambda: f"{sys.executable} with {len(_requirements())} packages"),
@@ -59,6 +60,16 @@ def _need(what: str, look: Callable[[], str]) -> Need:
         return Need(what, found=look())
     except GyreError as error:
         return Need(what, error=error)
+
+
+def _model(config: RunConfig) -> str:
+    folder, objective = models.resolve(config.model.path), config.objective
+    if objective.replay_weight > 0 and not (folder / FILE_NAME).is_file():
+        raise MissingInput(
+            f"{folder / FILE_NAME}: no such file, but objective.replay_weight={objective.replay_weight}",
+            fix="set objective.replay_weight=0, or name a model made by gyre warmstart",
+        )
+    return str(folder)
 
 
 def _requirements() -> list[str]:

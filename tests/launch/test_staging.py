@@ -1,0 +1,72 @@
+"""What a job needs is looked for before it is queued, and everything missing is named at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.errors import MissingInput
+from gyre_hpc.hydra_app import compose
+from gyre_hpc.launch import staging
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return compose(["experiment=quickstart", "cluster=devcluster", f"root={tmp_path}/deep/runs"])
+
+
+def test_all_that_the_quickstart_needs_is_there_and_nothing_is_written(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    needs = staging.needs(config)
+    assert [need.what for need in needs] == ["model", "harness", "tasks", "python", "run folder"]
+    assert all(need.found for need in needs)
+    staging.check_staged(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everything_that_is_missing_is_named_with_what_to_do(config: RunConfig, tmp_path: Path) -> None:
+    config.model.path = "/nowhere/policy"
+    config.harness.command = ["no-such-agent"]
+    config.cluster.container = ["no-such-container", "exec", f"{tmp_path}/image.sif"]
+    with pytest.raises(MissingInput) as missing:
+        staging.check_staged(config)
+    for word in ("/nowhere/policy", "no-such-agent", "no-such-container", "image.sif"):
+        assert word in missing.value.message
+    assert "gyre warmstart" in missing.value.fix and "build or copy the image" in missing.value.fix
+
+
+def test_demonstrations_are_needed_only_where_they_are_replayed(config: RunConfig, tmp_path: Path) -> None:
+    model = tmp_path / "policy"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (model / name).touch()
+    config.model.path = str(model)
+    with pytest.raises(MissingInput, match="demonstrations"):
+        staging.check_staged(config)
+    config.objective.replay_weight = 0.0
+    staging.check_staged(config)
+
+
+def test_a_package_that_is_not_installed_is_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["msgspec>=0.19", "no-such-package>=1; python_version>'3'", "pytest; extra == 'test'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: wanted)
+    with pytest.raises(MissingInput, match="no package no-such-package"):
+        staging.check_staged(config)
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config.root = f"{tmp_path}/file/runs"
+    with pytest.raises(MissingInput, match="file is not a folder"):
+        staging.check_staged(config)
+
+
+def test_an_image_that_pyxis_reads_from_disk_must_be_there(config: RunConfig, tmp_path: Path) -> None:
+    config.cluster.container = [f"--container-image={tmp_path}/gyre.sqsh"]
+    with pytest.raises(MissingInput, match=r"gyre\.sqsh"):
+        staging.check_staged(config)
+    (tmp_path / "gyre.sqsh").touch()
+    staging.check_staged(config)

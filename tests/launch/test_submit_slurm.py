@@ -1,0 +1,193 @@
+"""`gyre submit` on a real Slurm of four nodes: whole runs flat and het, a job that is too small, het steps, going on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.config import ClusterConfig
+from gyre_hpc.launch.allocation import Allocation
+from gyre_hpc.launch.placement import Node
+from gyre_hpc.launch.plan import ProcessSpec
+from gyre_hpc.launch.slurm import SlurmLauncher
+from tests.launch.cluster import PATIENCE_S, SCRIPT, running_cluster, squeue
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1200)]
+
+REPO = SCRIPT.parents[1]
+RUN_S = 600.0
+SMALL = (
+    "experiment=quickstart",
+    "cluster=devcluster",
+    "schedule.steps=2",
+    "schedule.batch_groups=2",
+    "schedule.executions_per_group=4",
+    "tasks.heldout=0",
+    "trust_tasks=true",
+)
+LEFT_BY_A_JOB = {"SLURM_MEM_PER_CPU": "17", "SLURM_NTASKS": "9", "SBATCH_QOS": "nonsense", "PMI_RANK": "3"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with running_cluster("submit", nodes=4, cpus=4, gpus=2, port=17620):
+        yield
+
+
+def gyre(*arguments: str) -> str:
+    """What a person sees of a command that succeeds; the shell is one inside some other job."""
+    command = [sys.executable, "-m", "gyre_hpc.cli", *arguments]
+    env = os.environ | LEFT_BY_A_JOB | {"PYTHONPATH": str(REPO)}
+    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def submitted(*arguments: str) -> tuple[str, Path]:
+    """Job id and run folder."""
+    told = dict(line.split(maxsplit=1) for line in gyre("submit", *arguments).splitlines()[:4])
+    return told["job"], Path(told["run"])
+
+
+def until(what: str, probe: Callable[[], object], limit_s: float = RUN_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not probe():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.2)
+
+
+def state(job: str) -> str:
+    """State of the (first component of the) job, also when it has ended."""
+    return (squeue(job, "%T", "--states=all").split() or [""])[0]
+
+
+def completed(job: str, run: Path) -> bool:
+    now = state(job)
+    log = run / "jobs" / f"{job}.log"
+    assert now not in ("FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"), log.read_text()
+    return now == "COMPLETED"
+
+
+def steps_taken(run: Path) -> int:
+    return int(json.loads((run / "summary.json").read_text())["steps"])
+
+
+def mark_when_imported(module: Path, mark: Path) -> None:
+    with module.open("a") as file:
+        file.write(f"\nPath({str(mark)!r}).touch()\n")
+
+
+def test_a_submitted_run_ends_and_runs_the_code_that_was_frozen_with_it(
+    cluster: None, tmp_path: Path
+) -> None:
+    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.job.sbatch=[--hold]")
+    marks = [tmp_path / "controller", tmp_path / "cell"]
+    for mark, module in zip(marks, ("cli.py", "cells/leader.py"), strict=True):
+        mark_when_imported(run / "package" / "gyre_hpc" / module, mark)
+    assert squeue(job, "%j") == "gyre-quickstart"
+    subprocess.run(["scontrol", "release", job], check=True)
+    until("the end of the job", lambda: completed(job, run))
+    assert steps_taken(run) == 2 and (run / "report.html").is_file()
+    assert all(mark.exists() for mark in marks)
+
+
+@pytest.mark.full
+def test_a_het_run_has_its_cells_on_the_second_component(cluster: None, tmp_path: Path) -> None:
+    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.layout=het")
+    until("the start of the job", lambda: state(job) == "RUNNING", PATIENCE_S)
+    until("the end of the job", lambda: completed(job, run))
+    assert steps_taken(run) == 2
+    log = (run / "logs" / "attempt-1" / "controller.log").read_text()
+    steps = [line for line in log.splitlines() if "srun --jobid" in line]
+    assert {("cell-" in line, "--het-group=1" in line) for line in steps} == {(True, True), (False, False)}
+
+
+@pytest.mark.full
+def test_a_run_that_was_told_to_end_goes_on_when_submitted_again(cluster: None, tmp_path: Path) -> None:
+    job, run = submitted(*SMALL, f"root={tmp_path}", "schedule.steps=3")
+    log = run / "jobs" / f"{job}.log"
+    until("a step", lambda: log.exists() and "step   1/3" in log.read_text())
+    subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
+    until("the end of the job", lambda: state(job) == "FAILED")
+    assert "interrupted by SIGTERM" in log.read_text()
+    job, _ = submitted(f"resume={run}", "cluster.job.time=00:30:00")
+    assert squeue(job, "%l") == "30:00"
+    until("the end of the job", lambda: completed(job, run))
+    assert steps_taken(run) == 3 and (run / "owner.2").exists()
+
+
+@pytest.mark.full
+def test_a_requeued_job_goes_on_by_itself(cluster: None, tmp_path: Path) -> None:
+    job, run = submitted(*SMALL, f"root={tmp_path}", "schedule.steps=3")
+    log = run / "jobs" / f"{job}.log"
+    until("a step", lambda: log.exists() and "step   1/3" in log.read_text())
+    subprocess.run(["scontrol", "requeue", job], check=True)
+    until("the second start", lambda: (run / "owner.2").exists())
+    until("the end of the job", lambda: completed(job, run))
+    assert steps_taken(run) == 3 and "step   1/3" in log.read_text()
+
+
+def test_a_job_that_is_too_small_is_refused_with_both_sides(cluster: None, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    size = [
+        "--nodes=2",
+        "--cpus-per-task=1",
+        "--mem=1G",
+        "--gres=gpu:1",
+        f"--output={log}",
+        f"--chdir={REPO}",
+    ]
+    command = ["sbatch", "--parsable", *size, str(REPO / "slurm" / "train.sbatch")]
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    keys = ["experiment=quickstart", f"root={tmp_path}/runs", "cluster.cells=2", "cluster.cell.gres=gpu:2"]
+    for wrong, right in (([], "2048 MiB"), (["cluster.cell.mem=1G"], "gpu:2")):
+        log.unlink(missing_ok=True)
+        job = subprocess.check_output([*command, *keys, *wrong], text=True, env=env).strip()
+        until("the end of the job", lambda job=job: state(job) == "FAILED", PATIENCE_S)
+        said = log.read_text()
+        assert "configuration: cluster.layout=flat, 2 cells" in said and right in said
+        assert f"allocation: job {job}: " in said and "1 CPUs, 1024 MiB, gres gres:gpu:1" in said
+    assert not (tmp_path / "runs").exists()
+
+
+HET = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks=1 --mem=1024 --no-kill --output=/dev/null
+#SBATCH hetjob
+#SBATCH --nodes=1 --ntasks=1 --cpus-per-task=2 --mem=1024 --no-kill --gres=gpu:1
+sleep 600
+"""
+
+
+async def test_steps_of_a_het_job_run_on_their_component_and_end_when_told(
+    cluster: None, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text(HET)
+    leader = subprocess.check_output(["sbatch", "--parsable", tmp_path / "job.sh"], text=True).strip()
+    until("both components", lambda: squeue(leader, "%T").split() == ["RUNNING"] * 2, PATIENCE_S)
+    names = squeue(leader, "%N").split()
+    nodes = (Node(names[0], 1, 1024, 0), Node(names[1], 2, 1024, 1))
+    launcher = SlurmLauncher(Allocation((leader, str(int(leader) + 1)), nodes), ClusterConfig(kind="slurm"))
+
+    def spec(name: str, **size: str) -> ProcessSpec:
+        script = "trap 'echo told; exit 3' TERM; echo on $SLURMD_NODENAME; sleep 600 & wait"
+        return ProcessSpec(name, ["/bin/bash", "-c", script], log=tmp_path / name, **size)  # type: ignore[arg-type]
+
+    specs = [spec("runner-0"), spec("cell-0", mem="512M", gres="gpu:1")]
+    for each, node in zip(specs, names, strict=True):
+        step = await launcher.start(each)
+        async with asyncio.timeout(PATIENCE_S):
+            while "on" not in (each.log.read_text() if each.log.exists() else ""):
+                await asyncio.sleep(0.05)
+        assert each.log.read_text().split() == ["on", node]
+        await step.terminate(PATIENCE_S)
+        assert step.poll() == 3 and "told" in each.log.read_text()
+    assert {node.name for node in await launcher._live_nodes()} == set(names)
+    subprocess.run(["scancel", leader], check=True)
