@@ -28,6 +28,7 @@ from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.controller.reception import SERVICES, Reception
+from gyre_hpc.controller.snapshots import Snapshot, Snapshots
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
 from gyre_hpc.controller.weights import WeightKeeper, unsaved
@@ -65,11 +66,13 @@ class Controller:
     def __init__(self, context: RunContext, peers: Peers, history: History) -> None:
         self.context, self.peers, self.history = context, peers, history
         self.config, self.journal = context.config, context.journal
+        self.journal.appended = history.note
+        self.snapshots = Snapshots(self.journal, self._snapshot)
         self.evaluations, self.forecasts = history.evaluations, history.forecasts
         self.started_at = history.started_at or time.time()
         self._stop_reason = history.state.stop_reason
         self._interrupted = ""
-        self._groups_ended = False
+        self._groups_ended = self._burst_ended = False
         self._ticked_at = time.monotonic()
         self.supervision = Supervision(peers, self.config.cluster, context.layout.root)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
@@ -88,7 +91,6 @@ class Controller:
             self.batches,
             self.weights,
             self.processing,
-            self.evaluations,
             self.observer,
         )
         self.reception = Reception(
@@ -178,6 +180,7 @@ class Controller:
             self.processing.send(msg.Seal())
             await self.peers.shut_down(self._interrupted or self._stop_reason or "done", SHUTDOWN_GRACE_S)
             await self.weights.tidied()
+            await self.snapshots.written()
             self.journal.close()
             self.observer.close()
         if self._stop_reason and not self._interrupted:
@@ -217,7 +220,7 @@ class Controller:
         for id in (id for group in groups.values() for id in group.executions if id in history.outcomes):
             self._count_valid(history.outcomes[id])
         resume.go_on(self.executions, history)
-        history.release()
+        history.forget_all_but(groups, self.processing.unsealed)
         self._forecast()
 
     async def _serve(self) -> None:
@@ -256,9 +259,20 @@ class Controller:
     def _settled(self) -> None:
         self.processing.forget_all_but(self.driver.state.groups)
         if self._groups_ended:
-            self._groups_ended = False
-            self.executions.forget_all_but(self.driver.state.groups)
+            self._forget_ended_groups()
         self.observer.water(self.driver.state)
+
+    def _forget_ended_groups(self) -> None:
+        """What nobody can ask for again leaves every table; at the end of a burst a snapshot may be due."""
+        groups, burst_ended = self.driver.state.groups, self._burst_ended
+        self._groups_ended = self._burst_ended = False
+        self.executions.forget_all_but(groups)
+        self.history.forget_all_but(groups, self.processing.unsealed)
+        if burst_ended:
+            self.snapshots.burst_ended()
+
+    def _snapshot(self) -> Snapshot:
+        return self.history.snapshot(self.context.epoch, self.journal.end, self.driver.state)
 
     def _carry_out(self, decision: p.AnyDecision) -> None:
         match decision:
@@ -269,9 +283,9 @@ class Controller:
             case p.Launch(ids=ids):
                 for id in ids:
                     self.executions.launch(id)
-            case p.LaunchEvaluation(ids=ids, version=version):
+            case p.LaunchEvaluation(ids=ids):
                 for id in ids:
-                    position = self.evaluations.launched(id, version)
+                    position = self.evaluations.position(id)
                     self.executions.register(id, None, queries.heldout_query(self.config.tasks, position))
                     self.executions.launch(id)
             case p.Withdraw(ids=ids):
@@ -289,7 +303,7 @@ class Controller:
                 self._groups_ended = True
                 self.observer.fault(f"group {group}", f"written off: {reason}")
             case p.EndBurst(version=end):
-                self._groups_ended = True
+                self._groups_ended = self._burst_ended = True
                 self.observer.burst_ended(self.driver.state.burst.index, end)
                 self.processing.send(msg.Seal())
             case p.RestoreCore(cell=cell):
@@ -321,16 +335,14 @@ class Controller:
     def _execution_outcome(self, execution: Execution) -> None:
         outcome = execution.outcome
         assert outcome is not None
+        point = self.evaluations.of(execution.id) if execution.evaluation else None
         self.journal.append(Outcome(time.time(), outcome))
         self.observer.ended(execution)
-        self.forecasts.ended(outcome)
         self.processing.outcome(outcome)
         if execution.group is not None:
             self._count_valid(outcome)
-        if execution.evaluation:
-            point = self.evaluations.outcome(execution.id, outcome.assessment)
-            if point.complete:
-                self.observer.evaluated(point)
+        if point is not None and point.complete:
+            self.observer.evaluated(point)
         if execution.group not in self.driver.state.groups:
             self.executions.forget(execution)
 

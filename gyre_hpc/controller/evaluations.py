@@ -43,6 +43,10 @@ class Evaluations:
     points: list[EvaluationPoint] = field(default_factory=list)
     _of: dict[ExecutionId, EvaluationPoint] = field(default_factory=dict)
 
+    @classmethod
+    def restored(cls, points: list[EvaluationPoint]) -> Evaluations:
+        return cls(points, {id: point for point in points for id in point.members})
+
     def due(self, version: Version, size: int) -> EvaluationPoint:
         point = EvaluationPoint(version, size)
         self.points.append(point)
@@ -56,6 +60,10 @@ class Evaluations:
         point.members.append(id)
         self._of[id] = point
         return len(point.members) - 1
+
+    def of(self, id: ExecutionId) -> EvaluationPoint:
+        """The point of a launched execution without an outcome."""
+        return self._of[id]
 
     def position(self, id: ExecutionId) -> int:
         """Position of a launched execution in its point."""

@@ -1,7 +1,7 @@
 """How long an execution of a query is expected to take: the history behind `schedule.launch_order=longest_first`.
 
-The controller adds every outcome as it is journaled and, on resume, those of the journal in the same order, so a resumed run
-expects what the interrupted one did. Only executions of training groups whose harness ran to an end of its own count.
+The history of the journal adds every outcome as it is journaled and, on resume, those of the journal in the same order, so a
+resumed run expects what the interrupted one did. Only executions of training groups whose harness ran to an end of its own count.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ class Forecasts:
     """Wall seconds of the last finished executions of each query."""
 
     _seconds: dict[str, deque[float]] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, durations: dict[str, list[float]]) -> Forecasts:
+        """From what `durations` gave."""
+        return cls({query: deque(past, maxlen=REMEMBERED) for query, past in durations.items()})
+
+    def durations(self) -> dict[str, list[float]]:
+        """Seconds of each query's last executions, oldest first."""
+        return {query: list(past) for query, past in self._seconds.items()}
 
     def ended(self, outcome: ExecutionOutcome) -> None:
         """An execution has its final outcome; call it once for each."""

@@ -1,18 +1,22 @@
-"""What earlier controllers of a run left in its journal, folded into the state a new one starts from.
+"""What the journal of a run says, folded: a new controller starts from it, and goes on folding what it appends.
 
-The fold replays every event through `decide`, so the schedule's state is exact; a replayed decision that differs from
-the journaled one means that the code has changed under the run and raises. Then all cells are counted out: their
-processes are gone, and each that comes back is added afresh.
+Reading replays events through `decide`, from the newest valid snapshot or from the first entry, so the schedule's state is
+exact; a replayed decision that differs from the journaled one means that the code has changed under the run and raises.
+Then all cells are counted out: their processes are gone, and each that comes back is added afresh. Executions that nobody
+can ask for again are forgotten at the end of each burst, so a history is bounded by what is live.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.forecasts import Forecasts
 from gyre_hpc.controller.journal import (
+    AnyEntry,
     AttemptOpened,
     CheckpointWritten,
     Closed,
@@ -20,10 +24,10 @@ from gyre_hpc.controller.journal import (
     Outcome,
     Resumed,
     Sealed,
-    StepTaken,
     read_journal,
 )
-from gyre_hpc.errors import CorruptRecord
+from gyre_hpc.controller.snapshots import Snapshot, valid
+from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.machine import decide, initial_state
 from gyre_hpc.schedule.protocol import EvaluationDue, Launched, LaunchEvaluation, Publish, Terminated
@@ -31,10 +35,12 @@ from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import State
 from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class History:
-    """State after the last journaled event. `attempts` maps executions to (attempts opened, group, query)."""
+    """`state` is the schedule's after the last event read. `attempts`: execution -> (attempts opened, group, query)."""
 
     state: State
     attempts: dict[ExecutionId, tuple[int, GroupId | None, str]] = field(default_factory=dict)
@@ -43,7 +49,6 @@ class History:
     sealed: dict[ExecutionId, ExecutionSealed] = field(default_factory=dict)
     evaluations: Evaluations = field(default_factory=Evaluations)
     forecasts: Forecasts = field(default_factory=Forecasts)
-    steps: list[StepTaken] = field(default_factory=list)
     checkpoint: tuple[Version, str] | None = None
     publications: int = 0
     started_at: float | None = None
@@ -55,62 +60,121 @@ class History:
     def fresh(self) -> bool:
         return self.started_at is None
 
-    def release(self) -> None:
-        """A controller has taken up what it needs: let go of everything that grows with the run."""
-        for table in (self.attempts, self.outcomes, self.closed, self.sealed, self.launched, self.terminated):
-            table.clear()
-        self.steps.clear()
+    def note(self, entry: AnyEntry) -> None:
+        """The journal has this entry. `state` is not touched: who decided holds the one after it."""
+        if self.started_at is None:
+            self.started_at = entry.at
+        match entry:
+            case Happened():
+                self._note_event(entry)
+            case AttemptOpened(execution=id, attempt=attempt, group=group, query=query):
+                self.attempts[id] = (attempt, group, query)
+            case Closed(closed=closed):
+                self.closed[closed.execution] = closed
+            case Sealed(sealed=sealed):
+                self.sealed[sealed.execution] = sealed
+            case Outcome(outcome=outcome):
+                self.outcomes[outcome.execution] = outcome
+                self.forecasts.ended(outcome)
+                if outcome.group is None:
+                    self.evaluations.outcome(outcome.execution, outcome.assessment)
+            case CheckpointWritten(version=version, folder=path):
+                self.checkpoint = (version, _in_run(Path(path)))
+            case Resumed():
+                self.resumes += 1
+
+    def _note_event(self, entry: Happened) -> None:
+        match entry.event:
+            case Launched(ids=ids):
+                self.launched.update(ids)
+            case Terminated(id=id, reason=reason):
+                self.terminated.setdefault(id, reason)
+            case EvaluationDue(version=version, executions=executions):
+                self.evaluations.due(version, executions)
+        for decision in entry.decisions:
+            self.publications += isinstance(decision, Publish)
+            if isinstance(decision, LaunchEvaluation):
+                for id in decision.ids:
+                    self.evaluations.launched(id, decision.version)
+
+    def forget_all_but(self, live: Container[GroupId], unsealed: Container[ExecutionId]) -> None:
+        """Drop finished executions that a shard holds and whose group is not `live`."""
+        gone = [id for id, it in self.outcomes.items() if it.group not in live and id not in unsealed]
+        for id in gone:
+            for table in (self.attempts, self.outcomes, self.closed, self.sealed, self.terminated):
+                table.pop(id, None)
+            self.launched.discard(id)
+
+    def snapshot(self, epoch: int, offset: int, state: State) -> Snapshot:
+        """All of it, after byte `offset` of the journal of `epoch`, where the schedule's state is `state`."""
+        return Snapshot(
+            epoch=epoch,
+            offset=offset,
+            state=state,
+            attempts=self.attempts,
+            outcomes=self.outcomes,
+            closed=self.closed,
+            sealed=self.sealed,
+            evaluations=self.evaluations.points,
+            durations=self.forecasts.durations(),
+            checkpoint=self.checkpoint,
+            publications=self.publications,
+            started_at=self.started_at,
+            resumes=self.resumes,
+            launched=self.launched,
+            terminated=self.terminated,
+        )
+
+
+def _restored(snapshot: Snapshot) -> History:
+    return History(
+        state=snapshot.state,
+        attempts=snapshot.attempts,
+        outcomes=snapshot.outcomes,
+        closed=snapshot.closed,
+        sealed=snapshot.sealed,
+        evaluations=Evaluations.restored(snapshot.evaluations),
+        forecasts=Forecasts.restored(snapshot.durations),
+        checkpoint=snapshot.checkpoint,
+        publications=snapshot.publications,
+        started_at=snapshot.started_at,
+        resumes=snapshot.resumes,
+        launched=snapshot.launched,
+        terminated=snapshot.terminated,
+    )
 
 
 def read_history(folder: Path, settings: Settings) -> History:
-    """Fold the journal of a run; an empty folder gives a fresh history."""
-    history = History(initial_state(settings))
-    for entry in read_journal(folder):
-        if history.started_at is None:
-            history.started_at = entry.at
-        match entry:
-            case Happened():
-                _replay(history, entry, folder)
-            case AttemptOpened(execution=id, attempt=attempt, group=group, query=query):
-                history.attempts[id] = (attempt, group, query)
-            case Closed(closed=closed):
-                history.closed[closed.execution] = closed
-            case Sealed(sealed=sealed):
-                history.sealed[sealed.execution] = sealed
-            case Outcome(outcome=outcome):
-                history.outcomes[outcome.execution] = outcome
-                history.forecasts.ended(outcome)
-                if outcome.group is None:
-                    history.evaluations.outcome(outcome.execution, outcome.assessment)
-            case StepTaken():
-                history.steps.append(entry)
-            case CheckpointWritten(version=version, folder=path):
-                history.checkpoint = (version, _in_run(Path(path)))
-            case Resumed():
-                history.resumes += 1
+    """What the journal of a run says; an empty folder gives a fresh history.
+
+    A snapshot that does not go with what follows it is of other code, and an earlier start is tried. Raises CorruptRecord.
+    """
+    for snapshot in valid(folder):
+        if snapshot.state.settings != settings:
+            continue
+        try:
+            return _replayed(
+                _restored(snapshot), read_journal(folder, snapshot.epoch, snapshot.offset), folder
+            )
+        except GyreError as error:
+            log.warning("%s; an earlier snapshot or the whole journal is replayed", error.message)
+    return _replayed(History(initial_state(settings)), read_journal(folder), folder)
+
+
+def _replayed(history: History, entries: Iterable[AnyEntry], folder: Path) -> History:
+    for entry in entries:
+        if isinstance(entry, Happened):
+            history.state, decisions = decide(history.state, entry.event)
+            if tuple(decisions) != entry.decisions:
+                event = type(entry.event).__name__
+                raise CorruptRecord(
+                    f"{folder}: replaying {event} gives {decisions}, the journal has {entry.decisions}",
+                    fix="resume with the version of gyre_hpc that made this run (RUN/frozen.json names it)",
+                )
+        history.note(entry)
     return history
 
 
 def _in_run(checkpoint: Path) -> str:
     """The folder relative to the run folder; an absolute one names the place where the run folder was when it was written."""
     return "/".join(checkpoint.parts[-2:])
-
-
-def _replay(history: History, entry: Happened, folder: Path) -> None:
-    history.state, decisions = decide(history.state, entry.event)
-    if tuple(decisions) != entry.decisions:
-        raise CorruptRecord(
-            f"{folder}: replaying {type(entry.event).__name__} gives {decisions}, the journal has {entry.decisions}",
-            fix="resume with the version of gyre_hpc that made this run (RUN/frozen.json names it)",
-        )
-    if isinstance(entry.event, Launched):
-        history.launched.update(entry.event.ids)
-    if isinstance(entry.event, Terminated):
-        history.terminated.setdefault(entry.event.id, entry.event.reason)
-    if isinstance(entry.event, EvaluationDue):
-        history.evaluations.due(entry.event.version, entry.event.executions)
-    for decision in decisions:
-        history.publications += isinstance(decision, Publish)
-        if isinstance(decision, LaunchEvaluation):
-            for id in decision.ids:
-                history.evaluations.launched(id, decision.version)

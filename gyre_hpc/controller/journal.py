@@ -14,7 +14,7 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -115,6 +115,13 @@ class Journal:
         self._lock = asyncio.Lock()
         self._syncing: asyncio.Task[None] | None = None
         self._failed: StorageFull | None = None
+        self.appended: Callable[[AnyEntry], None] = lambda entry: None
+        """Called with each entry once it is in the file."""
+
+    @property
+    def end(self) -> int:
+        """Bytes of whole frames."""
+        return self._end
 
     def append(self, *entries: AnyEntry) -> None:
         """Append one frame. Raises StorageFull; the file then still ends at the last whole frame."""
@@ -129,6 +136,8 @@ class Journal:
             raise self._storage_full(error) from error
         self._end += len(frame)
         self._dirty = True
+        for entry in entries:
+            self.appended(entry)
 
     async def sync(self) -> None:
         """Group fsync; what was appended before the call is on disk after it. Raises StorageFull."""
@@ -171,10 +180,9 @@ def _fsync_and_close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def read_file(path: Path) -> Iterator[AnyEntry]:
-    """Entries of one file. Raises CorruptRecord for a bad frame that is not the torn tail."""
+def read_file(path: Path, offset: int = 0) -> Iterator[AnyEntry]:
+    """Entries of one file from a frame's start on. Raises CorruptRecord for a bad frame that is not the torn tail."""
     data = path.read_bytes()
-    offset = 0
     while offset + HEADER.size <= len(data):
         length, crc = HEADER.unpack_from(data, offset)
         if length == 0 and not data[offset:].strip(b"\0"):
@@ -191,7 +199,8 @@ def read_file(path: Path) -> Iterator[AnyEntry]:
         offset += HEADER.size + length
 
 
-def read_journal(folder: Path) -> Iterator[AnyEntry]:
-    """Entries of all epochs in order."""
+def read_journal(folder: Path, epoch: int = 0, offset: int = 0) -> Iterator[AnyEntry]:
+    """Entries of all epochs in order, those before byte `offset` of `epoch` left out."""
     for path in sorted(folder.glob("*.journal")):
-        yield from read_file(path)
+        if int(path.stem) >= epoch:
+            yield from read_file(path, offset if int(path.stem) == epoch else 0)

@@ -16,7 +16,6 @@ from gyre_hpc.controller.batches import BatchRunner
 from gyre_hpc.controller.cell_table import CellTable
 from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.journal import StepTaken
 from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.phases import Phase
@@ -39,7 +38,6 @@ class Steps:
     batches: BatchRunner
     weights: WeightKeeper
     processing: Processing
-    evaluations: Evaluations
     observer: Observer
     _sums: dict[str, dict[str, float]] = field(default_factory=dict)
     _returning: set[CellId] = field(default_factory=set)
@@ -160,7 +158,6 @@ class Steps:
     def evaluate(self, version: Version) -> None:
         """Held-out executions of `version` are due."""
         size = queries.evaluation_size(self.config.tasks)
-        self.evaluations.due(version, size)
         self.driver.feed(p.EvaluationDue(version, size))
 
     def restore_core(self, cell: CellId) -> None:

@@ -39,7 +39,7 @@ class World:
         driver: Any = SimpleNamespace(state=initial_state(Settings((4, 4))))
         config = RunConfig(model=ModelConfig(path="unused"))
         batches = self.batch.runner
-        steps = Steps(config, driver, cells, batches, weights, nobody, nobody, observer)
+        steps = Steps(config, driver, cells, batches, weights, nobody, observer)
         self.reception = Reception(
             config, peers, driver, executions, cells, batches, weights, steps, nobody, observer, supervision
         )

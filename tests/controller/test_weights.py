@@ -12,14 +12,14 @@ import pytest
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.evaluations import Evaluations
 from gyre_hpc.controller.history import read_history
-from gyre_hpc.controller.journal import CheckpointWritten, Journal
+from gyre_hpc.controller.journal import CheckpointWritten, Happened, Journal, read_journal
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.weights import WeightKeeper, remove_older, unsaved
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.machine import initial_state
+from gyre_hpc.schedule.protocol import EvaluationDue
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
 from gyre_hpc.transport.messages import Manifest, RegionKind, RestoreTrainer, TrainerRestored
@@ -45,20 +45,16 @@ def test_a_core_that_still_loads_its_checkpoint_has_nothing_to_save() -> None:
 
 def evaluations_due(folder: Path, before: State) -> list[int]:
     """Versions whose evaluation the end of a publication of version 1 makes due."""
-    due: list[int] = []
-
-    def changed() -> None:
-        due.extend(point.version for point in steps.evaluations.points[len(due) :])
-
-    driver = Driver(before, Journal(folder, 1), changed, lambda decision: None, lambda: None)
+    journal = Journal(folder, 1)
+    driver = Driver(before, journal, lambda: None, lambda decision: None, lambda: None)
     config = RunConfig(model=ModelConfig(path="package:patchkit"))
     config.tasks.evaluate_every = 1
     weights: Any = SimpleNamespace(publications=1)
     nobody: Any = None
-    steps = Steps(config, driver, nobody, nobody, weights, nobody, Evaluations(), nobody)
-    steps.version_served(Version(1))
-    driver.journal.close()
-    return due
+    Steps(config, driver, nobody, nobody, weights, nobody, nobody).version_served(Version(1))
+    journal.close()
+    events = [entry.event for entry in read_journal(folder) if isinstance(entry, Happened)]
+    return [event.version for event in events if isinstance(event, EvaluationDue)]
 
 
 def test_a_publication_that_counts_is_evaluated(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ class Services:
     def __init__(self) -> None:
         self.expected: dict[GroupId, msg.ExpectGroup] = {}
         self.outcomes: dict[ExecutionId, msg.ExecutionOutcome] = {}
+        self.at_rest: set[ExecutionId] = set()
 
     def answer(self, message: msg.Message) -> list[tuple[PeerKind, msg.Message]]:
         match message:
@@ -115,6 +116,10 @@ class Services:
                 return [] if of is None else self._processed(of)
             case msg.DropGroup(group=group):
                 self.expected.pop(group, None)
+            case msg.Seal():
+                ids = tuple(id for id in self.outcomes if id not in self.at_rest)
+                self.at_rest.update(ids)
+                return [(PeerKind.PROCESSOR, msg.ShardSealed("shard", ids))]
         return []
 
     @staticmethod
