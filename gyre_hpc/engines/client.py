@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import aiohttp
@@ -47,8 +46,7 @@ class EngineRefused(GyreError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens sampled since the last chunk; the three lists are parallel. `finish` (stop, length, abort) ends the call."""
 
     ids: list[int]

@@ -11,18 +11,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
+
+from msgspec import structs
 
 from gyre_hpc.config import GatewayConfig
 from gyre_hpc.errors import StorageFull
 from gyre_hpc.gateway.call_log import CallLog
-from gyre_hpc.gateway.calls import Account, Call, CallLost, Execution
+from gyre_hpc.gateway.calls import Account, Call, CallLost, Execution, Sealed
 from gyre_hpc.gateway.canonical import Request, call_id, digest
 from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind, invalid
 from gyre_hpc.gateway.frames import (
     AttemptOpened,
     AttemptSealed,
+    BudgetExhausted,
     CallAccepted,
     CallDelivered,
     CallFinished,
@@ -55,10 +58,10 @@ class GatewayApp:
         self.settings = settings
         self.max_context = max_context
         self.executions: dict[tuple[int, int], Execution] = {}
-        self.sealed: dict[tuple[int, int], Account] = {}
-        """Accounts of sealed attempts, for a controller that asks again."""
+        self.sealed: dict[tuple[int, int], Sealed] = {}
+        """Attempts sealed of late, oldest first, for a controller that asks again."""
         self._keys: dict[str, Execution] = {}
-        self._sampler = Sampler(rendering, router, call_log, settings.engine_silence_s, self._sampled)
+        self._sampler = Sampler(rendering, router, call_log, settings, self._sampled)
         self._tasks: set[asyncio.Task[None]] = set()
         self.tokens = 0
 
@@ -83,7 +86,7 @@ class GatewayApp:
     async def close_execution(self, execution: int, attempt: int) -> tuple[Account, bool]:
         """Refuse further calls, abandon running ones, make all records durable. (account, whether the log lacks any)."""
         if (execution, attempt) in self.sealed:
-            return self.sealed[execution, attempt], False
+            return self.sealed[execution, attempt].account, False
         known = self.executions.get((execution, attempt))
         if known is None:
             return Account(), True
@@ -97,9 +100,15 @@ class GatewayApp:
         self.log.append(AttemptSealed(execution, attempt, known.account.calls, asdict(known.account)))
         await self.log.sync()
         self.executions.pop((execution, attempt), None)
-        self.sealed[execution, attempt] = known.account
+        self.sealed[execution, attempt] = Sealed(known.account)
         known.sealed.set()
         return known.account, False
+
+    def forget_sealed(self, kept_s: float) -> None:
+        """Drop what was sealed more than `kept_s` ago: nobody asks for it any more."""
+        oldest = time.monotonic() - kept_s
+        while self.sealed and (key := next(iter(self.sealed))) and self.sealed[key].at < oldest:
+            del self.sealed[key]
 
     async def close(self) -> None:
         """End every generation; undelivered calls are recorded as aborted."""
@@ -141,19 +150,21 @@ class GatewayApp:
             raise Refusal(RefusalKind.TOO_LONG, "", tokens=length, limit=limit)
         left = settings.max_sampled_tokens - account.tokens_sampled
         if settings.max_calls and account.calls >= settings.max_calls:
-            account.budget_exhausted = True
-            raise Refusal(RefusalKind.BUDGET, f"the budget of {settings.max_calls} model calls is used up")
+            raise self._exhausted(execution, f"{settings.max_calls} model calls")
         if settings.max_sampled_tokens and left < 1:
-            account.budget_exhausted = True
-            raise Refusal(
-                RefusalKind.BUDGET, f"the budget of {settings.max_sampled_tokens} output tokens is used up"
-            )
+            raise self._exhausted(execution, f"{settings.max_sampled_tokens} output tokens")
         try:
             self.log.check()
         except StorageFull as error:
             raise Refusal(RefusalKind.OVERLOADED, error.message) from error
         wanted = request.max_tokens or settings.max_output_tokens
         return min(wanted, settings.max_output_tokens, room, left if settings.max_sampled_tokens else wanted)
+
+    def _exhausted(self, execution: Execution, budget: str) -> Refusal:
+        if not execution.account.budget_exhausted:
+            execution.account.budget_exhausted = True
+            self.log.append(BudgetExhausted(execution.id, execution.attempt))
+        return Refusal(RefusalKind.BUDGET, f"the budget of {budget} is used up")
 
     def _open(
         self, execution: Execution, request: Request, prompt: Prompt, key: bytes, budget: int, role: LeafRole
@@ -173,7 +184,7 @@ class GatewayApp:
         )
         base, shared, delta = context.base()
         context.call = context.call or call.id
-        self.log.append(
+        self.log.append_soon(
             CallOpened(
                 call=call.id,
                 execution=execution.id,
@@ -226,7 +237,7 @@ class GatewayApp:
         assert call.ending is not None
         answer = self.rendering.parse(call.ids)
         if call.stop_sequence is not None:
-            answer = replace(answer, content=answer.content.split(call.stop_sequence)[0])
+            answer = structs.replace(answer, content=answer.content.split(call.stop_sequence)[0])
         execution.lineage.answered(call.id, call.digest, call.ids, answer)
         tools = call.ending is FinishReason.STOP and answer.tool_calls and call.stop_sequence is None
         call.answer, call.finish = answer, FinishReason.TOOL_CALLS if tools else call.ending
@@ -239,6 +250,7 @@ class GatewayApp:
         account.calls_rerouted += call.reroutes > 0
         account.held_s += call.held_s
         account.tokens_recomputed += call.recomputed_tokens
+        account.stalls += call.stalls
         if call.lost:
             log.error("execution %d: %s", execution.id, call.lost)
         self.log.append(
@@ -251,6 +263,7 @@ class GatewayApp:
                 recomputed_tokens=call.recomputed_tokens,
                 reroutes=call.reroutes,
                 lost=call.lost,
+                stalls=call.stalls,
             )
         )
         call.done.set()
@@ -271,7 +284,7 @@ class GatewayApp:
         """A client is served or gone. Nobody left: the generation goes on for a repeat to attach to, for a while."""
         call.clients -= 1
         if call.delivery is not Delivery.NONE and not execution.closing:
-            self.log.append(CallDelivered(call.id, call.delivery))
+            self.log.append_soon(CallDelivered(call.id, call.delivery))
         if call.delivery is Delivery.COMPLETE:
             self._forget(execution, call)
         elif call.clients == 0 and call.finish is None and call.task is not None:

@@ -26,10 +26,12 @@ from gyre_hpc.gateway.frames import (
     MAGIC,
     AttemptOpened,
     AttemptSealed,
+    BudgetExhausted,
     CallAccepted,
     CallDelivered,
     CallFinished,
     CallOpened,
+    CallProgress,
     Frame,
     LogOpened,
     TokensReceived,
@@ -64,17 +66,24 @@ class CallLog:
     """The writer. One per file; opening an existing file cuts its torn tail off and goes on behind it."""
 
     def __init__(
-        self, path: Path, incarnation: int, *, write: Callable[[int, bytes], int] = os.write
+        self,
+        path: Path,
+        incarnation: int,
+        *,
+        end: int | None = None,
+        write: Callable[[int, bytes], int] = os.write,
     ) -> None:
+        """`end` is where the whole frames of an existing file end, when the caller has read them."""
         self.path = path
         self._write = write
         self._pending = bytearray()
         self._written = asyncio.Event()
         self._written.set()
         self._synced = True
+        self._turn: asyncio.Handle | None = None
         self._syncing = asyncio.Lock()
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        size = _end_of_good_frames(path)
+        size = _end_of_good_frames(path) if end is None else end
         os.ftruncate(self._handle, size)
         os.lseek(self._handle, size, os.SEEK_SET)
         if size == 0:
@@ -86,7 +95,16 @@ class CallLog:
         self._pending += encode_frame(frame)
         self._flush()
 
+    def append_soon(self, frame: Frame) -> None:
+        """As `append`, but the frames of one turn of the event loop are written together."""
+        self._pending += encode_frame(frame)
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
         try:
             while self._pending:
                 count = self._write(self._handle, bytes(self._pending))
@@ -119,7 +137,8 @@ class CallLog:
         await self._written.wait()
 
     async def sync(self) -> None:
-        """Make everything written durable."""
+        """Make everything appended durable."""
+        self._flush()
         await self.written()
         async with self._syncing:
             if not self._synced:
@@ -190,6 +209,7 @@ class LoggedCall:
     ids: list[Int32] = field(default_factory=list)
     logprobs: list[Float32] = field(default_factory=list)
     versions: list[Int32] = field(default_factory=list)
+    progress: CallProgress | None = None
     finished: CallFinished | None = None
     delivery: Delivery = Delivery.NONE
     accepted: bool = False
@@ -264,8 +284,11 @@ class CallLogReader:
         self.executions: dict[tuple[int, int], dict[str, LoggedCall]] = {}
         self.keys: dict[tuple[int, int], str] = {}
         self.sealed: list[AttemptSealed] = []
+        self.exhausted: set[tuple[int, int]] = set()
+        """Attempts whose budget is used up."""
+        self.offset = 0
+        """Where the frames that were read end."""
         self._calls: dict[str, LoggedCall] = {}
-        self._offset = 0
 
     def poll(self) -> list[CallRecord | ExecutionEnd]:
         """What has become final since the last poll. Raises CorruptRecord."""
@@ -273,10 +296,10 @@ class CallLogReader:
         try:
             with self.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if self._offset == 0 and size >= len(MAGIC):
+                if self.offset == 0 and size >= len(MAGIC):
                     _check_magic(self.path, file.read(len(MAGIC)))
-                    self._offset = len(MAGIC)
-                while self._offset and (data := _read(file.fileno(), self._offset, READ_BYTES, size)):
+                    self.offset = len(MAGIC)
+                while self.offset and (data := _read(file.fileno(), self.offset, READ_BYTES, size)):
                     if not self._take(data, size, found):
                         break
         except FileNotFoundError:
@@ -285,11 +308,11 @@ class CallLogReader:
 
     def _take(self, data: bytes, size: int, found: list[CallRecord | ExecutionEnd]) -> bool:
         """Apply the whole frames in `data`; whether there was one."""
-        before = self._offset
+        before = self.offset
         for frame, end in decode_frames(data, self.path, before, final=before + len(data) >= size):
             self._apply(frame, found, before)
-            self._offset = before + end
-        return self._offset > before
+            self.offset = before + end
+        return self.offset > before
 
     def _apply(self, frame: Frame, found: list[CallRecord | ExecutionEnd], offset: int) -> None:
         match frame:
@@ -306,6 +329,9 @@ class CallLogReader:
                 return
             case AttemptSealed():
                 self._end(frame, found)
+                return
+            case BudgetExhausted():
+                self.exhausted.add((frame.execution, frame.attempt))
                 return
             case _:
                 known = self._calls.get(frame.call)
@@ -336,12 +362,17 @@ class CallLogReader:
             if not call.given:
                 found.append(call.record())
         self.keys.pop((frame.execution, frame.attempt), None)
+        self.exhausted.discard((frame.execution, frame.attempt))
         self.sealed.append(frame)
         found.append(ExecutionEnd(ExecutionId(frame.execution), frame.attempt, frame.calls))
 
 
-def _update(call: LoggedCall, frame: TokensReceived | CallFinished | CallDelivered | CallAccepted) -> None:
+def _update(
+    call: LoggedCall, frame: TokensReceived | CallProgress | CallFinished | CallDelivered | CallAccepted
+) -> None:
     match frame:
+        case CallProgress():
+            call.progress = frame
         case TokensReceived():
             ids, versions = decode_int32(frame.ids), decode_int32(frame.versions)
             call.ids.append(ids)

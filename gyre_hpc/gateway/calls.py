@@ -43,6 +43,8 @@ class Call:
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     reroutes: int = 0
+    stalls: int = 0
+    """Silences of its engine of `stall_alarm_s` and more."""
     prefilled: bool = False
     held_s: float = 0.0
     held_since: float | None = None
@@ -89,6 +91,15 @@ class Account:
     prompt_tokens: int = 0
     held_s: float = 0.0
     budget_exhausted: bool = False
+    stalls: int = 0
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """An attempt that is over, sealed `at` (monotonic seconds)."""
+
+    account: Account
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)

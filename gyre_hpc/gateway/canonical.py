@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -44,14 +45,14 @@ def keepalive_handle(call: str) -> str:
     return f"keep:{call}"
 
 
+@lru_cache(maxsize=4096)
 def handle_call(text: str) -> str | None:
     """The call that minted a tool id or signature, None for somebody else's."""
     match = _TOOL_HANDLE.fullmatch(text) or _SIGNATURE_HANDLE.fullmatch(text)
     return match.group(1) if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class EchoedCall:
+class EchoedCall(msgspec.Struct, frozen=True):
     """A tool call inside an assistant turn of the history. `arguments` is JSON text as given."""
 
     id: str
@@ -59,8 +60,7 @@ class EchoedCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """One message in canonical form. `signatures` are thinking handles found in it."""
 
     role: str
@@ -109,8 +109,7 @@ Reader = Callable[[msgspec.Raw], tuple[Turn, ...]]
 """A dialect's reading of one raw message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """One message of a request: its digest, and the turn when it is the assistant's."""
 
     digest: bytes

@@ -8,7 +8,7 @@ whose checksum is wrong although more follows is corruption. Ids and log-probabi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct, pack
 from typing import Any
@@ -80,6 +80,7 @@ class CallFinished(msgspec.Struct, array_like=True, tag=3, frozen=True):
     recomputed_tokens: int
     reroutes: int
     lost: str
+    stalls: int = 0
 
 
 class CallDelivered(msgspec.Struct, array_like=True, tag=4, frozen=True):
@@ -112,8 +113,27 @@ class AttemptOpened(msgspec.Struct, array_like=True, tag=7, frozen=True):
     key: str
 
 
+class BudgetExhausted(msgspec.Struct, array_like=True, tag=8, frozen=True):
+    """A call of this attempt was refused because its budget is used up."""
+
+    execution: int
+    attempt: int
+
+
+class CallProgress(msgspec.Struct, array_like=True, tag=9, frozen=True):
+    """What a call under way went through so far. The last such frame counts, and only until CallFinished."""
+
+    call: str
+    held_s: float
+    recomputed_tokens: int
+    reroutes: int
+    stalls: int
+
+
 Frame = (
     AttemptOpened
+    | BudgetExhausted
+    | CallProgress
     | LogOpened
     | CallOpened
     | TokensReceived
@@ -133,9 +153,13 @@ def encode_frame(frame: Frame) -> bytes:
     return head + zlib.crc32(head).to_bytes(4, "little") + payload
 
 
-def encode_int32(values: Int32 | list[int]) -> bytes:
+def encode_int32(values: Int32 | Sequence[int]) -> bytes:
     """Little-endian bytes."""
-    return pack(f"<{len(values)}i", *values) if isinstance(values, list) else values.astype("<i4").tobytes()
+    return (
+        pack(f"<{len(values)}i", *values)
+        if not isinstance(values, np.ndarray)
+        else values.astype("<i4").tobytes()
+    )
 
 
 def decode_int32(data: bytes) -> Int32:

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from gyre_hpc.engines.wire import EncodedIds
@@ -26,7 +27,7 @@ from gyre_hpc.gateway.canonical import (
     handle_call,
     normal_text,
 )
-from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
+from gyre_hpc.gateway.rendering import Ids, ParsedAnswer, Rendering
 from gyre_hpc.records import Int32
 
 MAX_TIPS = 4
@@ -72,25 +73,24 @@ class Context:
 
     def base(self) -> tuple[str, int, Int32]:
         """(call, shared, rest): this prompt is the first `shared` ids of that call's prompt + output, then `rest`."""
-        rest: list[Int32] = [self.tail[:0]]
+        rest: list[Int32] = []
         node = self
         while not node.call and node.parent is not None:
             if node.spliced:
                 rest.append(node.tail[node.kept :])
-                return node.spliced, node.parent.length + node.kept, np.concatenate(rest[::-1])
+                return node.spliced, node.parent.length + node.kept, _joined(rest)
             rest.append(node.tail)
             node = node.parent
         if not node.call:
             rest.append(node.tail)
-        return node.call, node.length if node.call else 0, np.concatenate(rest[::-1])
+        return node.call, node.length if node.call else 0, _joined(rest)
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(msgspec.Struct, frozen=True):
     """A call's answer as it may come back."""
 
     context: Context
-    output: tuple[int, ...]
+    output: list[int]
     text: str
     tools: int
 
@@ -140,7 +140,7 @@ class Lineage:
         """The call's generation is complete: its output may be echoed."""
         context = self.contexts[digest_before]
         text = normal_text(answer.content)
-        self.generated[call] = Generated(context, tuple(output), text, len(answer.tool_calls))
+        self.generated[call] = Generated(context, list(output), text, len(answer.tool_calls))
         bare = Turn(
             "assistant",
             answer.content,
@@ -213,14 +213,14 @@ class _Fold:
         call, reason = lineage.identify(request.units[index], before)
         if reason is not None:
             self.reasons.append(reason)
-            output: Sequence[int] | None = lineage.rendering.turn(request.messages(index, index + 1)[0])
+            output: list[int] | None = lineage.rendering.turn(request.messages(index, index + 1)[0])
         else:
             self.spliced.append(call)
             output = lineage.generated[call].output
         fresh = request.messages(index + 1, end)
         if output is None or not fresh:
             return None
-        prompt = parent.tail if lineage.rendering.tail_only else parent.ids()
+        prompt: Ids = () if lineage.rendering.tail_only else parent.ids()
         tail = lineage.rendering.extend(prompt, output, fresh, request.tools)
         if tail is None:
             return None
@@ -233,8 +233,17 @@ class _Fold:
         return Context(None, np.asarray(ids, np.int32), len(ids))
 
 
-def _common(output: Sequence[int], tail: Sequence[int]) -> int:
+def _joined(parts: list[Int32]) -> Int32:
+    """The arrays, last one first."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
+
+
+def _common(output: list[int], tail: list[int]) -> int:
     """Ids of the output that the child prompt kept (all but what lies behind its turn close)."""
+    if tail[: len(output)] == output:
+        return len(output)
     kept = 0
     for ours, theirs in zip(output, tail, strict=False):
         if ours != theirs:

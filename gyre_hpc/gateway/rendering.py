@@ -12,10 +12,10 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from renderers import create_renderer
 from renderers.base import ToolCallParseStatus
@@ -30,11 +30,12 @@ Tool = Mapping[str, Any]
 Ids = Sequence[int] | Int32
 
 TAIL_BRIDGE = frozenset({"qwen3"})
-"""Renderers whose bridge reads only the prompt behind its last turn close: they get that tail, not a long history."""
+"""Renderers whose bridge reads only the prompt behind its last turn close, which is the same for all prompts."""
 SCAFFOLD_CHARS, SCAFFOLD_TEXTS = 32, 4096
 INLINE_SYSTEM_MARK = "<system-reminder>\n{}\n</system-reminder>"
 """A system turn inside the conversation becomes this user turn where the renderer takes none: in place, never hoisted."""
 _PROBE = {"role": "user", "content": "x"}
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class HuggingFaceTokenizer:
@@ -86,8 +87,7 @@ class AnswerStatus(enum.StrEnum):
     """The generation ended inside its thinking block."""
 
 
-@dataclass(frozen=True)
-class ParsedToolCall:
+class ParsedToolCall(msgspec.Struct, frozen=True):
     """One readable tool call. `arguments` is the JSON text of an object; `raw` is what the model wrote."""
 
     name: str
@@ -95,8 +95,7 @@ class ParsedToolCall:
     raw: str
 
 
-@dataclass(frozen=True)
-class ParsedAnswer:
+class ParsedAnswer(msgspec.Struct, frozen=True):
     """One assistant turn as a harness sees it."""
 
     content: str
@@ -117,6 +116,7 @@ class Rendering:
         self._generation = self._ids([_PROBE], None, generation=True)[len(self._probe_ids) :]
         prefilled = "</think>" not in self.text(self._generation) and "<think>" in self.text(self._generation)
         self._before_answer = None if self.tail_only and not prefilled else self._generation
+        self._prompt_tail = [self.stop_ids[0], *(self._before_answer or ())]
         self.inline_system = self._takes_inline_system()
 
     def _ids(
@@ -167,8 +167,8 @@ class Rendering:
         new_messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
     ) -> list[int] | None:
-        """What `bridge` appends to `previous_prompt`: the trimmed output and the delta."""
-        known = self._tail(previous_prompt) if self.tail_only else np.asarray(previous_prompt).tolist()
+        """What `bridge` appends to `previous_prompt` (not read when `tail_only`): the trimmed output and the delta."""
+        known = self._prompt_tail if self.tail_only else np.asarray(previous_prompt).tolist()
         bridged = self._renderer.bridge_to_next_turn(
             known,
             list(previous_output),
@@ -176,13 +176,6 @@ class Rendering:
             tools=list(tools) if tools else None,
         )
         return None if bridged is None else list(bridged.token_ids[len(known) :])
-
-    def _tail(self, prompt: Ids) -> list[int]:
-        """The prompt from its last turn close on (all of it when there is none)."""
-        index = len(prompt) - 1
-        while index > 0 and prompt[index] not in self.stop_ids:
-            index -= 1
-        return [int(token) for token in prompt[max(index, 0) :]]
 
     def turn(self, message: Message) -> list[int] | None:
         """Ids of an assistant turn that was not sampled here, as an output behind a generation prompt.
@@ -232,7 +225,7 @@ def _arguments_text(arguments: Any) -> str | None:
     if not isinstance(arguments, dict):
         return None
     try:
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text = _json.encode(arguments)
         text.encode()
     except UnicodeEncodeError:
         return json.dumps(arguments, allow_nan=False)

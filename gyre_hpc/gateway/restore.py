@@ -6,7 +6,6 @@ when it is asked for again (they are never sampled a second time), and counts as
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,17 +13,23 @@ import numpy as np
 
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
-from gyre_hpc.gateway.calls import Account, Call, Execution
+from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.records import Delivery, FinishReason, Version
 
 
-def restore(gateway: GatewayApp, path: Path) -> int:
-    """Fill `gateway` with the executions that the log leaves open; how many. Raises CorruptRecord."""
+def read_for_restore(path: Path) -> CallLogReader:
+    """The log as it stands, read once: for `restore`, and for the writer that goes on behind it. Raises CorruptRecord."""
     reader = CallLogReader(path)
     reader.poll()
+    return reader
+
+
+def restore(gateway: GatewayApp, reader: CallLogReader) -> int:
+    """Fill `gateway` with the executions that the log leaves open; how many."""
     for (id, attempt), calls in reader.executions.items():
         execution = Execution(id, attempt, Lineage(gateway.rendering))
+        execution.account.budget_exhausted = (id, attempt) in reader.exhausted
         contexts: dict[str, Context] = {}
         for logged in calls.values():
             contexts[logged.opened.call] = context = _context(execution.lineage, logged, contexts)
@@ -35,7 +40,7 @@ def restore(gateway: GatewayApp, path: Path) -> int:
             gateway.accept_key(reader.keys[id, attempt], execution)
     for frame in reader.sealed:
         account = msgspec.convert(frame.account, Account, strict=False)
-        gateway.sealed[frame.execution, frame.attempt] = account
+        gateway.sealed[frame.execution, frame.attempt] = Sealed(account)
     return len(reader.executions)
 
 
@@ -65,6 +70,7 @@ def _account(execution: Execution, logged: LoggedCall) -> None:
         account.calls_lost += bool(finished.lost)
         account.tokens_recomputed += finished.recomputed_tokens
         account.held_s += finished.held_s
+        account.stalls += finished.stalls
 
 
 def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall, context: Context) -> None:
@@ -75,8 +81,11 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
     answer = stop = None
     if finished is not None:
         answer = gateway.rendering.parse(ids)
-        stop = next((stop for stop in opened.stop if stop in answer.content), None)
-        answer = replace(answer, content=answer.content.split(stop)[0] if stop else answer.content)
+        found = [stop for stop in opened.stop if stop and stop in answer.content]
+        stop = min(found, key=answer.content.index, default=None)
+        answer = msgspec.structs.replace(
+            answer, content=answer.content.split(stop)[0] if stop else answer.content
+        )
         execution.lineage.answered(opened.call, opened.context, ids, answer)
     if logged.delivery is Delivery.COMPLETE:
         return
@@ -100,5 +109,8 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
     )
     if finished is not None:
         call.done.set()
+    elif (progress := logged.progress) is not None:
+        call.held_s, call.recomputed_tokens = progress.held_s, progress.recomputed_tokens
+        call.reroutes, call.stalls = progress.reroutes, progress.stalls
     execution.calls[call.id] = call
     execution.by_request[call.request] = call

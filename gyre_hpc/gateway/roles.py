@@ -9,6 +9,7 @@ from gyre_hpc.records import LeafRole
 
 ROLE_HEADER = "x-agent-role"
 """A harness that knows its roles says them here in our words."""
+_ROLES = frozenset(role.value for role in LeafRole)
 SUB_AGENT_HEADERS = ("x-claude-code-agent-id", "x-parent-session-id")
 SUB_AGENT_MARK = b"cc_is_subagent=true"
 SUMMARY_WORDS = ("create a detailed summary of the conversation", "your task is to create a detailed summary")
@@ -17,7 +18,7 @@ SUMMARY_WORDS = ("create a detailed summary of the conversation", "your task is 
 def role_hint(headers: Mapping[str, str], request: Request) -> LeafRole:
     """The role this request claims; UNKNOWN when it claims none."""
     claimed = headers.get(ROLE_HEADER, "")
-    if claimed in set(LeafRole):
+    if claimed in _ROLES:
         return LeafRole(claimed)
     sub_agent = any(name in headers for name in SUB_AGENT_HEADERS) or SUB_AGENT_MARK in bytes(request.raws[0])
     summary = _asks_for_summary(request)

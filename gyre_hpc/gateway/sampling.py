@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import cast
 
+from gyre_hpc.config import GatewayConfig
 from gyre_hpc.engines.client import EngineRefused, EngineUnreachable
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Call, CallLost, Execution
-from gyre_hpc.gateway.frames import TokensReceived, encode_float32, encode_int32
+from gyre_hpc.gateway.frames import CallProgress, TokensReceived, encode_float32, encode_int32
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Chunk, Lease, Router, kv_key
+from gyre_hpc.gateway.stops import find_stop
+from gyre_hpc.gateway.watch import SilenceWatch
 from gyre_hpc.records import FinishReason, Version
+
+log = logging.getLogger(__name__)
 
 BARREN_MOVES = 5
 """Engines in a row that failed a call without a token before it counts as lost: it may be what kills them."""
 ABORT_S = 5.0
 """Seconds an engine gets to end a cut stream at a token boundary; what was received counts either way."""
 BAD_REQUEST = 400
+NOTED_S = 0.1
+"""A call that waited so long for its engine is noted before it ends."""
 
 
 class Sampler:
@@ -38,13 +46,13 @@ class Sampler:
         rendering: Rendering,
         router: Router,
         call_log: CallLog,
-        silence_s: float,
+        settings: GatewayConfig,
         sampled: Callable[[Execution, int], None],
     ) -> None:
         self._rendering = rendering
         self._router = router
         self._log = call_log
-        self._silence_s = silence_s
+        self._settings = settings
         self._sampled = sampled
         self._stop_ids = frozenset(rendering.stop_ids)
         self._aborts: set[asyncio.Task[None]] = set()
@@ -52,7 +60,7 @@ class Sampler:
     async def run(self, execution: Execution, call: Call) -> None:
         """Returns with the generation complete. Raises CallLost."""
         barren = 0
-        self._judge(call, None)
+        self._judge(call, 0, None)
         while call.ending is None:
             call.hold()
             received = len(call.ids)
@@ -64,6 +72,7 @@ class Sampler:
                 self._router.release(lease)
             if call.ending is None:
                 call.reroutes += 1
+                self._note(call)
             barren = barren + 1 if failed and len(call.ids) == received else 0
             if barren >= BARREN_MOVES and call.ending is None:
                 raise CallLost(f"{barren} engines in a row failed call {call.id} without a token")
@@ -83,7 +92,7 @@ class Sampler:
         except (EngineUnreachable, ProtocolViolation) as error:
             cause = f"{type(error).__name__}: {error.message}"
         except TimeoutError:
-            cause = f"TimeoutError: no token within {self._silence_s:g} s"
+            cause = f"TimeoutError: no token within {self._settings.engine_silence_s:g} s"
         if call.ending is not None or lease.leave.done():
             return False
         self._router.failed(lease, cause)
@@ -99,17 +108,17 @@ class Sampler:
         generated = lease.engine.generate(
             rid, prompt, call.budget - len(call.ids), kv_key(lease.version), self._rendering.stop_ids
         )
-        first, now = True, asyncio.get_running_loop().time
+        first = True
         async with (
-            asyncio.timeout(self._silence_s) as limit,
+            asyncio.timeout(None) as limit,
             contextlib.aclosing(cast("AsyncGenerator[Chunk, None]", generated)) as chunks,
         ):
-            leave = partial(self._leave, call, lease, rid, limit)
+            watch = self._watch(call, lease, limit)
+            leave = partial(self._leave, call, lease, rid, limit, watch)
             lease.leave.add_done_callback(leave)
             try:
                 async for chunk in chunks:
-                    if not lease.leave.done():
-                        limit.reschedule(now() + self._silence_s)
+                    watch.heard()
                     if first:
                         self._started(call, prompt.count, chunk.cached_tokens)
                         first = False
@@ -118,13 +127,34 @@ class Sampler:
                         return chunk.finish
             finally:
                 lease.leave.remove_done_callback(leave)
+                watch.stop()
         return None
 
+    def _watch(self, call: Call, lease: Lease, limit: asyncio.Timeout) -> SilenceWatch:
+        """Warns of a stall of this stream and ends it after `engine_silence_s`."""
+        settings, now = self._settings, asyncio.get_running_loop().time
+
+        def stalled(seconds: float) -> None:
+            log.warning("cell %d: no token of call %s for %.0f s", lease.cell, call.id, seconds)
+            call.stalls += 1
+            self._note(call)
+
+        return SilenceWatch(
+            settings.stall_alarm_s, settings.engine_silence_s, stalled, lambda: limit.reschedule(now())
+        )
+
     def _leave(
-        self, call: Call, lease: Lease, rid: str, limit: asyncio.Timeout, _: asyncio.Future[None]
+        self,
+        call: Call,
+        lease: Lease,
+        rid: str,
+        limit: asyncio.Timeout,
+        watch: SilenceWatch,
+        _: asyncio.Future[None],
     ) -> None:
         """The call must go: cut it at a token boundary and take what the stream still brings, but not for long."""
         call.hold()
+        watch.stop()
         loop = asyncio.get_running_loop()
         if limit.expired():
             return
@@ -136,34 +166,48 @@ class Sampler:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    @staticmethod
-    def _started(call: Call, prompt: int, cached: int) -> None:
+    def _started(self, call: Call, prompt: int, cached: int) -> None:
         call.go_on()
         if call.prefilled:
             call.recomputed_tokens += max(0, prompt - cached)
         else:
             call.cached_tokens = cached
         call.prefilled = True
+        if call.reroutes or call.held_s >= NOTED_S:
+            self._note(call)
+
+    def _note(self, call: Call) -> None:
+        """What the call went through is on disk, for a worker that has to go on with it."""
+        self._log.append_soon(
+            CallProgress(call.id, call.held_s, call.recomputed_tokens, call.reroutes, call.stalls)
+        )
 
     def _take(self, execution: Execution, call: Call, chunk: Chunk) -> None:
         """Record the tokens of a chunk, up to a stop token or the end of the budget."""
-        count = min(len(chunk.ids), call.budget - len(call.ids))
-        end = next((i + 1 for i, token in enumerate(chunk.ids[:count]) if token in self._stop_ids), count)
+        known = len(call.ids)
+        end = self._end(chunk.ids, call.budget - known)
         ids, logprobs, versions = chunk.ids[:end], chunk.logprobs[:end], chunk.versions[:end]
         if ids:
             call.ids += ids
             call.logprobs += logprobs
             call.versions += versions
-            self._log.append(
+            self._log.append_soon(
                 TokensReceived(call.id, encode_int32(ids), encode_float32(logprobs), _pack_versions(versions))
             )
             self._sampled(execution, len(ids))
-        self._judge(call, chunk.finish)
+        self._judge(call, known, chunk.finish)
 
-    def _judge(self, call: Call, finish: str | None) -> None:
-        """Set `call.ending` when the generation is complete."""
+    def _end(self, ids: list[int], room: int) -> int:
+        """How many of the ids belong to the call: up to a stop token, and not beyond the budget."""
+        count = min(len(ids), room)
+        if self._stop_ids.isdisjoint(ids):
+            return count
+        return next((i + 1 for i, token in enumerate(ids[:count]) if token in self._stop_ids), count)
+
+    def _judge(self, call: Call, known: int, finish: str | None) -> None:
+        """Set `call.ending` when the generation is complete; the first `known` ids were judged before."""
         if (
-            (call.stop and self._stopped(call))
+            (call.stop and self._stopped(call, known))
             or (call.ids and call.ids[-1] in self._stop_ids)
             or finish == "stop"
         ):
@@ -171,16 +215,12 @@ class Sampler:
         elif len(call.ids) >= call.budget or finish == "length":
             call.ending = FinishReason.LENGTH
 
-    def _stopped(self, call: Call) -> bool:
+    def _stopped(self, call: Call, known: int) -> bool:
         """Look for a stop string in the joined text; cut the output behind the token that completes it."""
-        text = self._rendering.text(call.ids)
-        found = [stop for stop in call.stop if stop and stop in text]
-        if not found:
+        found = find_stop(self._rendering.text, call.ids, known, call.stop)
+        if found is None:
             return False
-        call.stop_sequence = min(found, key=text.index)
-        count = len(call.ids)
-        while count > 1 and call.stop_sequence in self._rendering.text(call.ids[: count - 1]):
-            count -= 1
+        call.stop_sequence, count = found
         del call.ids[count:], call.logprobs[count:], call.versions[count:]
         return True
 
@@ -192,4 +232,4 @@ async def _abort(lease: Lease, rid: str) -> None:
 
 def _pack_versions(versions: list[Version]) -> bytes:
     same = versions.count(versions[0]) == len(versions)
-    return encode_int32([int(version) for version in (versions[:1] if same else versions)])
+    return encode_int32(versions[:1] if same else versions)

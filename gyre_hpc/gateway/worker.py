@@ -25,7 +25,7 @@ from gyre_hpc.errors import PeerLost
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, call_log_path
 from gyre_hpc.gateway.rendering import Rendering
-from gyre_hpc.gateway.restore import restore
+from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import web_app
 from gyre_hpc.layout import RunLayout
@@ -56,6 +56,9 @@ STATUS_S = 1.0
 """Seconds between two GatewayStatus."""
 HELD_STEP_S = 1.0
 """An attempt's held seconds are told when they have grown by so much."""
+SEALED_KEPT_S = 600.0
+"""A controller asks again, right after a new link, for accounts that went down with the link before: a message waits for
+SEND_TIMEOUT_S and SILENT_HOST_S of `transport.peer` at most, and the next link comes within `cluster.orphan_grace_s`."""
 SHUTDOWN_S = 1.0
 """Seconds that open connections get at the end; their calls are already over."""
 
@@ -84,11 +87,12 @@ class Worker:
         """Serve until Shutdown, a signal, or the orphan grace is over."""
         config = self._config
         path = call_log_path(self._layout, self._launch)
-        call_log = CallLog(path, self._incarnation)
+        logged = read_for_restore(path)
+        call_log = CallLog(path, self._incarnation, end=logged.offset)
         rendering = Rendering(self._layout.model, config.model.renderer, config.model.thinking)
         router = Router(self._engine, self._engine_fault)
         self._app = GatewayApp(rendering, router, call_log, config.gateway, config.model.max_context)
-        log.info("%d open executions restored from %s", restore(self._app, path), path)
+        log.info("%d open executions restored from %s", restore(self._app, logged), path)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
@@ -199,6 +203,7 @@ class Worker:
                 router = self._app.router
                 self._link.send(GatewayStatus(router.running(), router.waiting, self._app.tokens))
                 self._report_holding(self._link)
+                self._app.forget_sealed(SEALED_KEPT_S + self._config.cluster.orphan_grace_s)
 
     def _report_holding(self, link: Link) -> None:
         """Tell of every attempt whose calls we have held for a second longer than was told."""

@@ -176,6 +176,8 @@ class ExecutionSealed(Message, frozen=True):
     held_s: float
     incomplete: bool
     budget_exhausted: bool
+    stalls: int = 0
+    """Silences of an engine under a call of the attempt of `gateway.stall_alarm_s` and more."""
 
 
 class HeldBack(Message, frozen=True):

@@ -17,7 +17,7 @@ from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
 from gyre_hpc.gateway.rendering import Rendering
-from gyre_hpc.gateway.restore import restore
+from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import web_app
 from gyre_hpc.records import CallRecord, CellId, Version
@@ -121,9 +121,10 @@ class RunningGateway:
         max_context = settings.pop("max_context", 2000)
         router = Router(lambda address: engines[address], lambda cell, cause: faults.append((cell, cause)))
         path = folder / "gateway-001000.log"
-        log = CallLog(path, incarnation=1000)
+        logged = read_for_restore(path)
+        log = CallLog(path, incarnation=1000, end=logged.offset)
         app = GatewayApp(rendering, router, log, GatewayConfig(**settings), max_context)
-        restore(app, path)
+        restore(app, logged)
         app.open_execution(7, 1, KEY)
         runner = web.AppRunner(web_app(app), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

@@ -7,7 +7,6 @@ the generation runs, `finish` once. Everything that can be refused raises `Refus
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -40,8 +39,7 @@ class Refusal(Exception):
         self.limit = limit
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A finished answer, in no vendor's words."""
 
     call: str
