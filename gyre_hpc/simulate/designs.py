@@ -50,7 +50,7 @@ def points(design: Design, staleness: float, batch_groups: int) -> Iterator[Desi
         steps += 1
 
 
-def splits(design: Design, nodes: float, parts: int = 8) -> Iterator[Design]:
+def splits(design: Design, nodes: float, parts: int) -> Iterator[Design]:
     """The design at each split of the nodes into training and rollout, in `parts` steps."""
     for part in range(1, parts):
         yield replace(design, training_nodes=nodes * part / parts)

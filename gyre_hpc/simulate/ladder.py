@@ -57,16 +57,15 @@ BURSTS = {"E1": range(1, 2), "E0": range(2, 100), "E2": range(2, 100)}
 
 
 def fixed_pools(config: SimulateConfig) -> dict[str, Measured]:
-    """Async with streaming and colocate without, and gyre with the configured cells."""
-    window = Window(config.warm_up, config.steps)
+    """Async and colocate without streaming, and gyre, whose cells are as large as one copy of the trainer may be."""
+    window, world = Window(config.warm_up, config.steps), config.world
     designs = {
-        "async": Design(PolicyName.ASYNC),
+        "async": Design(PolicyName.ASYNC, streaming=False),
         "colocate": Design(PolicyName.COLOCATE, streaming=False),
         "gyre": Design(PolicyName.GYRE, cells=config.cells),
     }
-    return {
-        name: measure(
-            choose(design, config.world, window, config.staleness), config.world, window, range(config.seeds)
-        )
-        for name, design in designs.items()
-    }
+    found = {}
+    for name, design in designs.items():
+        chosen = choose(design, world, window, config.staleness, parts=config.cells)
+        found[name] = measure(chosen, world, window, range(config.seeds))
+    return found

@@ -123,6 +123,11 @@ def measure(design: Design, config: WorldConfig, window: Window, seeds: Iterable
     )
 
 
+def seconds_per_step(design: Design, config: WorldConfig, window: Window, seed: int) -> float:
+    """Of one run."""
+    return _Run(design, config, config.workload(), window, seed).seconds
+
+
 def _steady_staleness(
     design: Design, config: WorldConfig, workload: Workload, window: Window, runs: list[_Run]
 ) -> float:
@@ -181,9 +186,15 @@ def _served(outcome: Outcome, version: int) -> tuple[int, float]:
 
 
 def choose(
-    design: Design, config: WorldConfig, window: Window, staleness: float, *, bursts: range | None = None
+    design: Design,
+    config: WorldConfig,
+    window: Window,
+    staleness: float,
+    *,
+    bursts: range | None = None,
+    parts: int = 8,
 ) -> Design:
-    """The fastest point of equal staleness, and for async without a split the fastest split.
+    """The fastest point of equal staleness, and for async without a split the fastest of `parts` equal parts.
 
     A point whose measured staleness is not the target does not count. Raises ConfigError if none is left.
     """
@@ -193,7 +204,7 @@ def choose(
         if bursts is None or point.steps_per_burst in bursts
     ]
     if design.policy is PolicyName.ASYNC and not design.training_nodes:
-        found = [split for point in found for split in splits(point, config.nodes)]
+        found = [split for point in found for split in splits(point, config.nodes, parts)]
     workload = config.workload()
     for candidate in _fastest_first(found, config, workload, window):
         steady = _Run(candidate, config, workload, Window(*STEADY), CHOICE_SEEDS[0])
