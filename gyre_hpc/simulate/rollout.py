@@ -6,6 +6,7 @@ per execution. Time limits stand on a second clock, which stops while no cell se
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
 
 from gyre_hpc.records import ExecutionId
@@ -21,8 +22,8 @@ class Rollout:
         self._limit_s = limit_s
         self._ends: list[tuple[float, ExecutionId]] = []
         """(progress clock, execution): when it is complete."""
-        self._limits: list[tuple[float, float, ExecutionId]] = []
-        """(harness clock, progress clock at its launch, execution): when its time limit cuts it."""
+        self._limits: deque[tuple[float, float, ExecutionId]] = deque()
+        """(harness clock, progress clock at its launch, execution): when its time limit cuts it, in order of launch."""
         self._running: dict[ExecutionId, tuple[float, float]] = {}
         """(progress clock at the end, at the launch) of each running execution."""
         self._progress = 0.0
@@ -40,7 +41,7 @@ class Rollout:
         self._running[execution] = (end, self._progress)
         heapq.heappush(self._ends, (end, execution))
         if self._limit_s < NEVER:
-            heapq.heappush(self._limits, (self._harness + self._limit_s, self._progress, execution))
+            self._limits.append((self._harness + self._limit_s, self._progress, execution))
 
     def cancel(self, execution: ExecutionId) -> None:
         """End it now, if it runs."""
@@ -79,22 +80,23 @@ class Rollout:
         while ends and running.get(ends[0][1], (NEVER,))[0] != ends[0][0]:
             heapq.heappop(ends)
         while limits and running.get(limits[0][2], (0.0, NEVER))[1] != limits[0][1]:
-            heapq.heappop(limits)
+            limits.popleft()
         end = now + max(0.0, ends[0][0] - self._progress) / self._pace if ends else NEVER
         return min(end, now + max(0.0, limits[0][0] - self._harness)) if limits else end
 
-    def pop_ended(self) -> Iterator[tuple[ExecutionId, bool]]:
-        """(execution, whether its time limit cut it) of each that has ended by now."""
+    def pop_ended(self, now: float) -> Iterator[tuple[ExecutionId, bool]]:
+        """(execution, whether its time limit cut it) of each that has ended by now, but for rounding."""
+        rounding = 1e-9 * max(1.0, now, self._progress)
         ends, limits, running = self._ends, self._limits, self._running
-        reach = self._progress + 1e-9 * max(1.0, self._progress)
+        reach = self._progress + rounding
         while ends and ends[0][0] <= reach:
             end, execution = heapq.heappop(ends)
             if execution in running and running[execution][0] == end:
                 del running[execution]
                 yield execution, False
-        reach = self._harness + 1e-9 * max(1.0, self._harness)
+        reach = self._harness + rounding
         while limits and limits[0][0] <= reach:
-            _, begin, execution = heapq.heappop(limits)
+            _, begin, execution = limits.popleft()
             if execution in running and running[execution][1] == begin:
                 del running[execution]
                 yield execution, True

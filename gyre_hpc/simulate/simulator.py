@@ -68,8 +68,6 @@ class _Simulation:
             raise ValueError("settings and world differ in capacities")
         self._world, self._record = world, record
         self._state = initial_state(settings)
-        self._capacity = self._state.rollout_capacity
-        """C_R of the state, which only moves of cells change."""
         self._agenda = Agenda()
         self._events: deque[p.AnyEvent] = deque()
         self._groups, self._heldout = Groups(groups), heldout
@@ -101,7 +99,7 @@ class _Simulation:
         self._begin()
         while not self._state.finished and (until is None or self._state.published < until):
             self._pass_time()
-            for execution, cut in self._rollout.pop_ended():
+            for execution, cut in self._rollout.pop_ended(self._agenda.now):
                 self._end(execution, ClosingReason.HARNESS_TIMEOUT if cut else ClosingReason.COMPLETED)
             self._agenda.run_due()
             self._settle()
@@ -132,7 +130,7 @@ class _Simulation:
                 fix="give the world cells that come back, or a schedule that fits it",
             )
         if then > now:
-            self._clock.advance(then - now, self._rollout.running, self._capacity)
+            self._clock.advance(then - now, self._rollout.running, self._state.rollout_capacity)
             self._rollout.advance(then - now)
             self._agenda.now = then
 
@@ -148,7 +146,7 @@ class _Simulation:
                 self._decide(self._events.popleft())
             else:
                 break
-        self._rollout.settle(0 if self._down else self._capacity)
+        self._rollout.settle(0 if self._down else self._state.rollout_capacity)
         if self._record:
             self._note_water()
 
@@ -157,8 +155,6 @@ class _Simulation:
         state, decisions = decide(before, event)
         self._state = state
         self.outcome.events += 1
-        if state.cells is not before.cells or state.reserved is not before.reserved:
-            self._capacity = state.rollout_capacity
         if state.cells is not before.cells:
             self._cells_changed(before)
         elif state.restoring is not before.restoring:
