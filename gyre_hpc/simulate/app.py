@@ -18,9 +18,10 @@ from gyre_hpc.hydra_app import reference
 from gyre_hpc.schedule.settings import LaunchOrder, PolicyName
 from gyre_hpc.simulate import app_tables
 from gyre_hpc.simulate.beyond import Comparison, beyond
+from gyre_hpc.simulate.choose import choose
 from gyre_hpc.simulate.designs import Design
 from gyre_hpc.simulate.ladder import BASE, fixed_pools, ladder
-from gyre_hpc.simulate.measure import Measured, Window, choose, measure
+from gyre_hpc.simulate.measure import Measured, Window, measure
 from gyre_hpc.simulate.presets import VERB, SimulateConfig, compose, preset_names, world_names
 
 Shown = dict[str, object]

@@ -8,8 +8,9 @@ split, every row its best burst length, except where the row's name fixes it. Ti
 from __future__ import annotations
 
 from gyre_hpc.schedule.settings import PolicyName
+from gyre_hpc.simulate.choose import choose
 from gyre_hpc.simulate.designs import Design
-from gyre_hpc.simulate.measure import Measured, Window, choose, measure
+from gyre_hpc.simulate.measure import Measured, Window, measure
 from gyre_hpc.simulate.presets import SimulateConfig
 
 BASE = "E0"

@@ -14,18 +14,13 @@ from itertools import islice
 from math import ceil, sqrt
 
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.schedule.settings import PolicyName
 from gyre_hpc.simulate.bounds import burst_barrier_s, work_conservation_s
-from gyre_hpc.simulate.designs import Design, place, points, splits
+from gyre_hpc.simulate.designs import Design, place
 from gyre_hpc.simulate.outcome import Outcome
 from gyre_hpc.simulate.presets import WorldConfig
 from gyre_hpc.simulate.simulator import simulate
 from gyre_hpc.simulate.workload import GroupWork, Workload
 
-CHOICE_SEEDS = (1000, 1001)
-"""Random worlds that a design point is chosen in; never those it is measured in."""
-STEADY = (12, 48)
-"""Warm-up and steps over which mean staleness is measured."""
 STALENESS_TOLERANCE = 0.05
 """How far measured staleness may be from the target before two designs do not count as equally stale."""
 T_95 = (
@@ -58,6 +53,10 @@ class Window:
 
     warm_up: int
     steps: int
+
+
+STEADY = Window(12, 24)
+"""Where staleness is measured if the window itself begins at the start."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _excess(seconds: Sequence[float], bound: Sequence[float]) -> float:
 def measure(design: Design, config: WorldConfig, window: Window, seeds: Iterable[int]) -> Measured:
     """Run the design once per seed."""
     workload = config.workload()
-    runs = [_Run(design, config, workload, window, seed) for seed in seeds]
+    runs = [Run(design, config, workload, window, seed) for seed in seeds]
     idle = Counter[str]()
     for run in runs:
         idle.update(run.outcome.idle_shares())
@@ -125,21 +124,21 @@ def measure(design: Design, config: WorldConfig, window: Window, seeds: Iterable
 
 def seconds_per_step(design: Design, config: WorldConfig, window: Window, seed: int) -> float:
     """Of one run."""
-    return _Run(design, config, config.workload(), window, seed).seconds
+    return Run(design, config, config.workload(), window, seed).seconds
 
 
 def _steady_staleness(
-    design: Design, config: WorldConfig, workload: Workload, window: Window, runs: list[_Run]
+    design: Design, config: WorldConfig, workload: Workload, window: Window, runs: list[Run]
 ) -> float:
     """Of the measured runs if they had a warm-up, else of one longer run."""
     if window.warm_up:
         return statistics.fmean(run.outcome.staleness_after(window.warm_up) for run in runs)
-    longer = _Run(design, config, workload, Window(*STEADY), seed=0)
-    return longer.outcome.staleness_after(STEADY[0])
+    longer = Run(design, config, workload, STEADY, seed=0)
+    return longer.outcome.staleness_after(STEADY.warm_up)
 
 
-class _Run:
-    """One run up to the end of the window, which begins and ends with a publication."""
+class Run:
+    """One simulated run up to the end of the window, which begins and ends with a publication."""
 
     def __init__(
         self, design: Design, config: WorldConfig, workload: Workload, window: Window, seed: int
@@ -183,53 +182,3 @@ def _served(outcome: Outcome, version: int) -> tuple[int, float]:
             f"the run ended before version {version}: {outcome.reason}", fix="look at its faults"
         )
     return min((served, at) for served, at in outcome.published.items() if served >= version)
-
-
-def choose(
-    design: Design,
-    config: WorldConfig,
-    window: Window,
-    staleness: float,
-    *,
-    bursts: range | None = None,
-    parts: int = 8,
-) -> Design:
-    """The fastest point of equal staleness, and for async without a split the fastest of `parts` equal parts.
-
-    A point whose measured staleness is not the target does not count. Raises ConfigError if none is left.
-    """
-    found = [
-        point
-        for point in points(design, staleness, config.batch_groups)
-        if bursts is None or point.steps_per_burst in bursts
-    ]
-    if design.policy is PolicyName.ASYNC and not design.training_nodes:
-        found = [split for point in found for split in splits(point, config.nodes, parts)]
-    workload = config.workload()
-    for candidate in _fastest_first(found, config, workload, window):
-        steady = _Run(candidate, config, workload, Window(*STEADY), CHOICE_SEEDS[0])
-        if abs(steady.outcome.staleness_after(STEADY[0]) - staleness) <= STALENESS_TOLERANCE:
-            return candidate
-    raise ConfigError(
-        f"staleness={staleness:g}: no burst length and extra dispatch reach it with B={config.batch_groups}",
-        fix="use a multiple of 0.5",
-    )
-
-
-def _fastest_first(
-    designs: list[Design], config: WorldConfig, workload: Workload, window: Window
-) -> list[Design]:
-    """By time per step. A design that cannot beat one already timed, whatever its schedule, is not run."""
-    seconds: dict[Design, float] = {}
-    for design in sorted(designs, key=lambda design: _least_s(design, config)):
-        if not seconds or _least_s(design, config) < min(seconds.values()):
-            runs = [_Run(design, config, workload, window, seed).seconds for seed in CHOICE_SEEDS]
-            seconds[design] = statistics.fmean(runs)
-    return sorted(seconds, key=lambda design: seconds[design])
-
-
-def _least_s(design: Design, config: WorldConfig) -> float:
-    """Seconds per step that the fixed training nodes of async need at least; 0 for the other policies."""
-    if design.policy is not PolicyName.ASYNC:
-        return 0.0
-    return config.training_work * config.training_h * 3600 * config.nodes / design.training_nodes
