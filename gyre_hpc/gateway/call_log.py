@@ -24,6 +24,7 @@ from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.gateway.frames import (
     FORMAT,
     MAGIC,
+    TOKEN_BYTES,
     AttemptOpened,
     AttemptSealed,
     BudgetExhausted,
@@ -41,7 +42,7 @@ from gyre_hpc.gateway.frames import (
     encode_frame,
 )
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, Float32, Int32, LeafRole
+from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, Int32, LeafRole
 
 log = logging.getLogger(__name__)
 
@@ -201,14 +202,14 @@ def _read(handle: int, at: int, count: int, size: int) -> bytes:
 
 @dataclass
 class LoggedCall:
-    """A call as far as its frames tell."""
+    """A call as far as its frames tell. `ids`, `logprobs`, `versions` are four bytes a token, as logged."""
 
     opened: CallOpened
     base: LoggedCall | None
     delta: Int32
-    ids: list[Int32] = field(default_factory=list)
-    logprobs: list[Float32] = field(default_factory=list)
-    versions: list[Int32] = field(default_factory=list)
+    ids: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
+    versions: bytearray = field(default_factory=bytearray)
     progress: CallProgress | None = None
     finished: CallFinished | None = None
     delivery: Delivery = Delivery.NONE
@@ -226,7 +227,7 @@ class LoggedCall:
         while node.base is not None and shared > 0:
             node = node.base
             if shared > node.length:
-                parts.append(np.concatenate(node.ids)[: shared - node.length])
+                parts.append(decode_int32(node.ids[: (shared - node.length) * TOKEN_BYTES]))
                 shared = node.length
             if shared > node.opened.shared:
                 parts.append(node.delta[: shared - node.opened.shared])
@@ -235,25 +236,24 @@ class LoggedCall:
 
     def output(self) -> Int32:
         """Output ids so far, shape [T]."""
-        return self._cut(np.concatenate([*self.ids, np.zeros(0, np.int32)]))
+        return decode_int32(self.cut(self.ids))
 
-    def _cut(self, values: Int32) -> Int32:
-        return values if self.finished is None else values[: self.finished.tokens]
+    def cut(self, received: bytearray) -> bytearray:
+        """A copy of what belongs to the output."""
+        return received[:] if self.finished is None else received[: self.finished.tokens * TOKEN_BYTES]
 
     def record(self) -> CallRecord:
         """The record handed to trajectories. An unfinished call reads as aborted."""
         opened, finished = self.opened, self.finished
-        ids = self.output()
-        count = len(ids)
         return CallRecord(
             call=opened.call,
             execution=ExecutionId(opened.execution),
             attempt=opened.attempt,
             ordinal=opened.ordinal,
             prompt_ids=self.prompt(),
-            output_ids=ids,
-            logprobs=np.concatenate([*self.logprobs, np.zeros(0, np.float32)])[:count],
-            versions=np.concatenate([*self.versions, np.zeros(0, np.int32)])[:count],
+            output_ids=self.output(),
+            logprobs=decode_float32(self.cut(self.logprobs)),
+            versions=decode_int32(self.cut(self.versions)),
             finish=FinishReason(finished.finish) if finished else FinishReason.ABORT,
             delivery=self.delivery,
             accepted=self.accepted or self.delivery is Delivery.COMPLETE,
@@ -374,10 +374,10 @@ def _update(
         case CallProgress():
             call.progress = frame
         case TokensReceived():
-            ids, versions = decode_int32(frame.ids), decode_int32(frame.versions)
-            call.ids.append(ids)
-            call.logprobs.append(decode_float32(frame.logprobs))
-            call.versions.append(versions if len(versions) == len(ids) else np.repeat(versions, len(ids)))
+            call.ids += frame.ids
+            call.logprobs += frame.logprobs
+            each = len(frame.versions) == len(frame.ids)
+            call.versions += frame.versions if each else frame.versions * (len(frame.ids) // TOKEN_BYTES)
         case CallFinished():
             call.finished = frame
         case CallDelivered():

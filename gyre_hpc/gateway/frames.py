@@ -22,6 +22,8 @@ from gyre_hpc.records import Delivery, Float32, Int32
 MAGIC = b"GYRECALL"
 FORMAT = 1
 MAX_PAYLOAD = 1 << 30
+TOKEN_BYTES = 4
+"""An id, a log-probability, a version."""
 _HEADER = Struct("<III")
 HEADER_BYTES = _HEADER.size
 
@@ -162,8 +164,8 @@ def encode_int32(values: Int32 | Sequence[int]) -> bytes:
     )
 
 
-def decode_int32(data: bytes) -> Int32:
-    """Inverse of encode_int32; read-only."""
+def decode_int32(data: bytes | bytearray) -> Int32:
+    """Inverse of encode_int32, over the same memory."""
     return np.frombuffer(data, "<i4")
 
 
@@ -172,8 +174,8 @@ def encode_float32(values: list[float]) -> bytes:
     return pack(f"<{len(values)}f", *values)
 
 
-def decode_float32(data: bytes) -> Float32:
-    """Inverse of encode_float32; read-only."""
+def decode_float32(data: bytes | bytearray) -> Float32:
+    """Inverse of encode_float32, over the same memory."""
     return np.frombuffer(data, "<f4")
 
 

@@ -88,7 +88,7 @@ class Supervisor:
             "--incarnation",
             str(incarnation),
         ]
-        command += ["--launch", str(self._first), "--socket", str(handle)]
+        command += ["--launch", str(self._first), "--socket", str(handle), "--parent", str(os.getpid())]
         self._worker = subprocess.Popen(command, pass_fds=[handle])
         if self._ending.is_set():
             self._worker.terminate()
@@ -119,11 +119,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--incarnation", type=int, required=True, help="number of this launch")
     parser.add_argument("--launch", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--socket", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if options.socket is not None:
-            die_with_parent(os.getppid())  # nobody restarts or ends a worker without its parent
+            die_with_parent(options.parent)  # nobody restarts or ends a worker without its parent
             work(options.run, options.launch, options.incarnation, options.socket)
             return 0
         host = load_run_config(options.run).cluster.host

@@ -14,8 +14,9 @@ import numpy as np
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
 from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed
+from gyre_hpc.gateway.frames import TOKEN_BYTES, decode_float32, decode_int32
 from gyre_hpc.gateway.lineage import Context, Lineage
-from gyre_hpc.records import Delivery, FinishReason, Version
+from gyre_hpc.records import Delivery, FinishReason
 
 
 def read_for_restore(path: Path) -> CallLogReader:
@@ -64,7 +65,7 @@ def _account(execution: Execution, logged: LoggedCall) -> None:
     account, finished = execution.account, logged.finished
     account.calls = max(account.calls, logged.opened.ordinal + 1)
     account.prompt_tokens += logged.length
-    account.tokens_sampled += sum(len(ids) for ids in logged.ids)
+    account.tokens_sampled += len(logged.ids) // TOKEN_BYTES
     if finished is not None:
         account.calls_rerouted += finished.reroutes > 0
         account.calls_lost += bool(finished.lost)
@@ -98,8 +99,8 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
         stop=opened.stop,
         started=opened.started,
         ids=ids,
-        logprobs=[float(value) for part in logged.logprobs for value in part][: len(ids)],
-        versions=[Version(int(value)) for part in logged.versions for value in part][: len(ids)],
+        logprobs=decode_float32(logged.cut(logged.logprobs)).tolist(),
+        versions=decode_int32(logged.cut(logged.versions)).tolist(),
         answer=answer,
         stop_sequence=stop,
         finish=FinishReason(finished.finish) if finished else None,
