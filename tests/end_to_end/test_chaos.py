@@ -56,7 +56,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("seed", "way"), enumerate(WAYS))
+@pytest.mark.parametrize(("seed", "way"), list(enumerate(WAYS)))
 def test_a_run_survives_blow_after_blow(seed: int, way: str, start: Start, tmp_path: Path) -> None:
     dice = random.Random(seed)
     plan = Plan(tmp_path / "plan", calls=3, max_tokens=16)

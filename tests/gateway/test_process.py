@@ -224,3 +224,14 @@ async def test_an_incurable_fault_ends_the_gateway_with_its_exit_code(
     async with asyncio.timeout(PATIENCE_S):
         _, errors = await process.communicate()
     assert process.returncode == 2 and b"tokenizer.json: no such file" in errors
+
+
+async def test_a_worker_whose_parent_died_before_it_could_look_ends_at_once(tmp_path: Path) -> None:
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
+    command = [sys.executable, "-m", "gyre_hpc.gateway.process", "--run", str(tmp_path), "--incarnation", "1"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--launch", "1", "--socket", "0", "--parent", str(gone.pid)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.wait() == -signal.SIGKILL
