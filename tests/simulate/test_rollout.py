@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gyre_hpc.records import ExecutionId
-from gyre_hpc.simulate.rollout import NEVER, Rollout
+from gyre_hpc.simulate.agenda import NEVER
+from gyre_hpc.simulate.rollout import Rollout
 from gyre_hpc.simulate.world import EngineModel
 
 ONE, TWO = ExecutionId(1), ExecutionId(2)

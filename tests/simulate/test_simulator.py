@@ -8,7 +8,7 @@ from gyre_hpc.errors import ConfigError
 from gyre_hpc.schedule.settings import PolicyName
 from gyre_hpc.simulate.simulator import Stuck, simulate
 from gyre_hpc.simulate.world import EngineModel, Place, TrainingModel, World
-from tests.simulate.tiny import Given, plan, world
+from tests.simulate.tiny import Given, moments, plan, waters, world
 
 GYRE, COLOCATE, ASYNC = PolicyName.GYRE, PolicyName.COLOCATE, PolicyName.ASYNC
 
@@ -55,10 +55,7 @@ def test_no_cell_joins_for_micro_steps_that_are_claimed() -> None:
     roomy = world(4, training=model, cells=(Place(1.0, 4),) * 4)
     one = Given(details={"micro_steps": 1})
     outcome = simulate(plan(4, capacities=(4,) * 4), roomy, one, record=True)
-    joined = [
-        line.t for line in outcome.lines if type(line).__name__ == "RoleChange" and line.role == "joining"
-    ]
-    assert joined == [20.0, 23.0, 40.0]
+    assert moments(outcome, "joining") == [20.0, 23.0, 40.0]
 
 
 def test_a_fluid_fills_its_pipeline_once_per_batch() -> None:
@@ -109,9 +106,8 @@ def test_the_time_limit_is_wall_time() -> None:
 def test_a_leaving_cell_lets_its_executions_repeat_their_prefill() -> None:
     """Cell 0 leaves at 20 with one of the two that run, the older: it ends at 36 instead of 30."""
     slow = world(2, engine=EngineModel(prefill_s=6.0))
-    lines = simulate(plan(2), slow, Given(), record=True).lines
-    ends = [line.t for line in lines if type(line).__name__ == "Water" and line.waterlevel == 1]
-    assert min(ends) == 36.0
+    outcome = simulate(plan(2), slow, Given(), record=True)
+    assert min(line.t for line in waters(outcome) if line.waterlevel == 1) == 36.0
 
 
 def test_launches_and_scores_take_their_time() -> None:
@@ -143,7 +139,7 @@ def test_evaluations_in_between_wait_for_spare_capacity() -> None:
     periodic = world(1, heldout=2, evaluate_every=1)
     outcome = simulate(plan(1, steps=2), periodic, Given(), record=True)
     begin = 68.0 + 2.0
-    running = [line.t for line in outcome.lines if type(line).__name__ == "Water" and line.evaluating]
+    running = [line.t for line in waters(outcome) if line.evaluating]
     assert min(running) == begin + 10.0 and max(running) < begin + 27.0 + 1e-9
 
 

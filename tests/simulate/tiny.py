@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.settings import PolicyName, Settings
+from gyre_hpc.simulate.outcome import Outcome
 from gyre_hpc.simulate.workload import GroupWork
 from gyre_hpc.simulate.world import AnyFault, Place, SwitchCosts, TrainingModel, World
 
@@ -54,3 +56,13 @@ def world(count: int, *faults: AnyFault, **changes: object) -> World:
         **changes,
     }
     return World(**fields)  # type: ignore[arg-type]
+
+
+def moments(outcome: Outcome, role: str) -> list[float]:
+    """When cells entered this role."""
+    return [line.t for line in outcome.lines if isinstance(line, m.RoleChange) and line.role == role]
+
+
+def waters(outcome: Outcome) -> list[m.Water]:
+    """The ledger over time."""
+    return [line for line in outcome.lines if isinstance(line, m.Water)]

@@ -19,6 +19,7 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import (
     Assessment,
     CallRecord,
+    CellId,
     ClosingReason,
     Delivery,
     ExecutionId,
@@ -194,7 +195,7 @@ def _step(at: float, batch: int, version: int, taken: Sequence[GroupId], works: 
     yield Happened(begin, p.MicroSteps(0, 1, batch, 2), ())
     yield Happened(at - 1.5, p.MicroSteps(0, 0, batch, 2), (p.CloseBatch(),))
     names = tuple(f"{group}.{index}" for group in groups for index in range(works[group][1].micro_steps))
-    yield StepTaken(at, batch, Version(version), 6, ((p.CellId(0), names),), {}, (0, 1), 7)
+    yield StepTaken(at, batch, Version(version), 6, ((CellId(0), names),), {}, (0, 1), 7)
 
 
 def _write_metrics(layout: RunLayout, machine: World, outcome: Simulated) -> None:
