@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from gyre_hpc.launch.allocation import Allocation
 from gyre_hpc.launch.placement import Node
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher
-from tests.launch.cluster import PATIENCE_S, SCRIPT, running_cluster, squeue
+from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1200)]
 
@@ -108,6 +109,28 @@ def test_a_het_run_has_its_cells_on_the_second_component(cluster: None, tmp_path
     log = (run / "logs" / "attempt-1" / "controller.log").read_text()
     steps = [line for line in log.splitlines() if "srun --jobid" in line]
     assert {("cell-" in line, "--het-group=1" in line) for line in steps} == {(True, True), (False, False)}
+
+
+@pytest.mark.full
+def test_a_het_run_goes_on_without_the_node_of_a_cell(cluster: None, tmp_path: Path) -> None:
+    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.layout=het", "schedule.steps=500")
+    log, told = run / "logs" / "attempt-1" / "controller.log", run / "jobs" / f"{job}.log"
+    until("a step", lambda: told.exists() and "step   1/500" in told.read_text())
+
+    def nodes_of_cell_1() -> list[str]:
+        return re.findall(r"gyre_hpc\.launch\.slurm: cell-1: srun .*--nodelist=(\w+)", log.read_text())
+
+    (lost,) = nodes_of_cell_1()
+    dev_cluster("kill-node", lost)
+    until("Slurm to cut the node off", lambda: lost not in squeue(job, "%N"), PATIENCE_S)
+    until("the cell on another node", lambda: nodes_of_cell_1()[-1] != lost)
+    reached = len(re.findall(r"^step ", told.read_text(), re.MULTILINE))
+    until("more steps", lambda: len(re.findall(r"^step ", told.read_text(), re.MULTILINE)) > reached + 1)
+    assert squeue(job, "%T").split() == ["RUNNING"] * 2
+    subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
+    until("the end of the job", lambda: state(job) == "FAILED")
+    assert "interrupted by SIGTERM" in told.read_text()
+    dev_cluster("start-node", lost)
 
 
 @pytest.mark.full
