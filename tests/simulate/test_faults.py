@@ -37,6 +37,13 @@ def test_claims_that_return_re_open_a_closed_batch() -> None:
     assert outcome.seconds == 53.5 + 1.0 + 4.0
 
 
+def test_a_batch_that_closes_again_is_committed_from_then_on() -> None:
+    """A step takes 10 s: closed at 48 and, after the satellite's loss at 48.5, once more at 53.5."""
+    model = TrainingModel(micro_step_s=5.0, step_s=10.0)
+    outcome = simulate(plan(2), world(2, CellLoss(48.5, cell=1), training=model), Given())
+    assert outcome.seconds == 53.5 + 10.0 + 4.0
+
+
 def test_a_lost_core_is_restored_on_another_cell() -> None:
     """Lost at 25 while it trains; cell 1 is restored at 35, joins at 38; cell 0 is back at 30 and joins from 43 on."""
     outcome = simulate(plan(2), world(2, CellLoss(25.0, cell=0, back_after_s=5.0, restore_s=10.0)), Given())
@@ -64,6 +71,28 @@ def test_training_interrupted_by_the_end_of_the_job_begins_again() -> None:
     """Ends at 50, back at 150, restored at 160, in training at 163."""
     outcome = simulate(plan(1), world(1, Preemption(50.0, back_after_s=100.0, restore_s=10.0)), Given())
     assert outcome.seconds == 183.0 + 1.0 + 4.0
+
+
+def test_a_publication_cut_by_the_end_of_the_job_never_happened() -> None:
+    """Ends at 66, two seconds before version 1 is served; back at 166, restored at 176."""
+    killed = Preemption(66.0, back_after_s=100.0, restore_s=10.0, warned=False)
+    outcome = simulate(plan(1), world(1, killed), Given())
+    assert outcome.published == {2: 179.0 + 20.0 + 1.0 + 4.0}
+
+
+def test_launches_cut_by_the_end_of_the_job_begin_again() -> None:
+    """Launched at 0 for 5 s; the job ends at 3 and is back at 13: they start at 18 and have ended at 22."""
+    quick = Given(((1.0, 2.0), (3.0, 4.0)))
+    faulty = world(1, Preemption(3.0, back_after_s=10.0, restore_s=0.0), launch_s=5.0)
+    assert simulate(plan(1), faulty, quick).seconds == 22.0 + 3.0 + 20.0 + 1.0 + 4.0
+
+
+def test_a_replacement_under_way_comes_back_with_the_next_job_only() -> None:
+    end = Preemption(15.0, back_after_s=85.0)
+    replaced = world(2, CellLoss(10.0, cell=1, back_after_s=20.0), end)
+    assert simulate(plan(2), replaced, Given()) == simulate(
+        plan(2), world(2, CellLoss(10.0, cell=1), end), Given()
+    )
 
 
 def test_executions_interrupted_by_the_end_of_the_job_begin_again() -> None:
