@@ -36,15 +36,16 @@ def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
     from gyre_hpc.launch.request import request_for
 
     given = _parse(parser, arguments, dry_run=True)
-    config, layout = _run_to_submit(given.overrides, given.site)
+    config, folder = _run_to_submit(given.overrides, given.site)
     request = request_for(config.cluster)
+    layout = folder or _planned(config)
     script = slurm.script_for(config, layout)
     if given.dry_run:
         _print(console, script)
     else:
         staging.check_staged(config)
         slurm.check_slurm()
-        layout = _frozen(config, layout)
+        layout = folder or _made(config)
         taken = slurm.submit(slurm.script_for(config, layout), layout)
         _print(console, f"job     {taken.job}", f"run     {layout.root}", f"script  {taken.script}")
         _print(console, f"log     {taken.log}")
@@ -85,9 +86,9 @@ def controller(arguments: list[str], train: Train) -> None:
         check(load_run_config(Path(config.resume)) if config.resume else config)
         train(config)
 
-    resume = arguments[0].removeprefix("resume=") if len(arguments) == 1 else ""
-    if resume and resume != arguments[0]:
-        task(RunConfig(resume=resume))
+    going_on, others = _resume_of(arguments)
+    if going_on.resume and not others:
+        task(going_on)  # needs no conf/: the run's own config.yaml holds everything
     else:
         hydra_app.run(arguments, task)
 
@@ -120,16 +121,30 @@ def _parse(
     return parser.parse_intermixed_args(arguments)
 
 
-def _run_to_submit(overrides: list[str], site: Path | None) -> tuple[RunConfig, RunLayout]:
-    """Configuration and folder of a run that starts, or of one that goes on (`resume=RUN`)."""
-    resumed = [word.removeprefix("resume=") for word in overrides if word.startswith("resume=")]
-    if resumed:
-        layout = RunLayout(Path(resumed[-1]).absolute())
-        rest = [*site_overrides(site), *(word for word in overrides if not word.startswith("resume="))]
-        return resubmitted(load_run_config(layout.root), rest), layout
-    config = _composed(overrides, site)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return config, RunLayout(Path(config.root).absolute() / f"{config.name}-{stamp}")
+def _run_to_submit(overrides: list[str], site: Path | None) -> tuple[RunConfig, RunLayout | None]:
+    """Configuration and, of a run that goes on (`resume=RUN`), its folder."""
+    going_on, others = _resume_of(overrides)
+    if not going_on.resume:
+        return _composed(overrides, site), None
+    layout = RunLayout(Path(going_on.resume).absolute())
+    config = resubmitted(load_run_config(layout.root), [*site_overrides(site), *others])
+    config.resume_force = going_on.resume_force
+    return config, layout
+
+
+def _resume_of(overrides: list[str]) -> tuple[RunConfig, list[str]]:
+    """What `resume` and `resume_force` say, and the other words."""
+    words = [word for word in overrides if word.startswith(("resume=", "resume_force="))]
+    said = dict(word.split("=", 1) for word in words)
+    force = said.get("resume_force", "").lower() == "true"
+    return RunConfig(resume=said.get("resume", ""), resume_force=force), [
+        word for word in overrides if word not in words
+    ]
+
+
+def _planned(config: RunConfig) -> RunLayout:
+    """The folder a run that starts now would get."""
+    return RunLayout(Path(config.root).absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _composed(overrides: list[str], site: Path | None) -> RunConfig:
@@ -195,11 +210,10 @@ def _literal(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def _frozen(config: RunConfig, layout: RunLayout) -> RunLayout:
-    """The run's folder, made now if the run is a fresh one."""
+def _made(config: RunConfig) -> RunLayout:
     from gyre_hpc.controller.train import new_run
 
-    return layout if layout.config.is_file() else new_run(config)
+    return new_run(config)
 
 
 def _print(console: Console, *lines: str) -> None:

@@ -155,9 +155,23 @@ def _tasks(run: RunConfig) -> None:
 
 
 def _job(run: RunConfig) -> None:
-    time = run.cluster.job.time
-    if not re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", time):
+    job = run.cluster.job
+    if not re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", job.time):
         raise ConfigError(
-            f"cluster.job.time={time} is not hours:minutes:seconds or days-hours",
+            f"cluster.job.time={job.time} is not hours:minutes:seconds or days-hours",
             fix='write it like "12:00:00", with the quotes in a YAML file (without them YAML reads a number)',
         )
+    if job.margin_s >= _seconds(job.time):
+        raise ConfigError(
+            f"cluster.job.margin_s={job.margin_s} is not below cluster.job.time={job.time}: the run would be told to"
+            " end at its start",
+            fix="raise cluster.job.time, or set cluster.job.margin_s=0 to be told nothing",
+        )
+
+
+def _seconds(time: str) -> int:
+    """A time limit in seconds."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return int(days if dash else 0) * 86400 + hours * 3600 + minutes * 60 + seconds

@@ -25,7 +25,10 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Names:
-    """Where things are: all absolute. `python` has the package's dependencies; `folder` is where submit was called."""
+    """Where things are: all absolute. `python` has the package's dependencies; `folder` is where submit was called.
+
+    `force`: take the run over from an owner of which Slurm knows nothing any more.
+    """
 
     name: str
     run: Path
@@ -33,6 +36,7 @@ class Names:
     package: Path
     python: Path
     folder: Path
+    force: bool = False
 
 
 def render(request: JobRequest, job: JobConfig, names: Names) -> str:
@@ -109,5 +113,5 @@ def _environment(job: JobConfig, names: Names) -> Iterator[str]:
 
 
 def _command(names: Names) -> Iterator[str]:
-    resume = shlex.quote(f"resume={names.run}")
-    yield f"exec {shlex.quote(str(names.python))} -u -m gyre_hpc.cli controller {resume}"
+    words = [str(names.python), "-u", "-m", "gyre_hpc.cli", "controller", f"resume={names.run}"]
+    yield "exec " + shlex.join(words + ["resume_force=true"] * names.force)

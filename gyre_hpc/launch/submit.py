@@ -57,6 +57,7 @@ def script_for(config: RunConfig, layout: RunLayout) -> str:
         package=layout.package,
         python=Path(sys.executable),
         folder=Path.cwd(),
+        force=config.resume_force,
     )
     return render(request_for(config.cluster), config.cluster.job, names)
 

@@ -128,6 +128,26 @@ def test_what_sbatch_says_against_a_job_is_told_and_the_run_can_be_submitted_aga
     assert [path.name for path in (run / "jobs").iterdir()] == ["77_submission.sh"]
 
 
+def test_a_run_is_taken_over_by_force_only_when_asked(say: Say, tmp_path: Path, sbatch: Path) -> None:
+    assert say("submit", *QUICKSTART, f"root={tmp_path}/runs")[0] == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "resume_force" not in (sbatch / "script").read_text()
+    assert say("submit", f"resume={run}", "resume_force=true")[0] == 0
+    assert (sbatch / "script").read_text().endswith(f"controller resume={run} resume_force=true\n")
+    assert not load_run_config(run).resume_force
+
+
+def test_two_submissions_in_one_second_make_two_runs(
+    say: Say, tmp_path: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-120000")
+    for _ in range(2):
+        assert say("submit", *QUICKSTART, f"root={tmp_path}/runs")[0] == 0
+        assert "quickstart-20260101-120000" in (sbatch / "script").read_text()
+    runs = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert runs == {"quickstart-20260101-120000", "quickstart-20260101-120000-2"}
+
+
 def test_a_missing_model_is_named_before_anything_is_written(say: Say, tmp_path: Path, sbatch: Path) -> None:
     code, _, err = say("submit", *QUICKSTART, f"root={tmp_path}/runs", "model.path=/nowhere")
     assert code == 2 and "/nowhere" in err
@@ -167,6 +187,13 @@ def test_a_run_that_goes_on_may_change_its_job_only() -> None:
 def test_a_time_limit_that_yaml_may_have_read_as_a_number_is_refused(time: str) -> None:
     with pytest.raises(ConfigError, match=f"cluster.job.time={time}"):
         compose([f"cluster.job.time={time}"])
+
+
+def test_a_margin_that_leaves_no_time_is_refused() -> None:
+    compose(["cluster.job.time=00:03:01"])
+    compose(["cluster.job.time=1-0", "cluster.job.margin_s=86399"])
+    with pytest.raises(ConfigError, match="margin_s=180 is not below"):
+        compose(["cluster.job.time=00:03:00"])
 
 
 def test_a_frozen_time_limit_is_read_back_as_text(tmp_path: Path) -> None:

@@ -81,28 +81,33 @@ def steps_taken(run: Path) -> int:
     return int(json.loads((run / "summary.json").read_text())["steps"])
 
 
-def mark_when_imported(module: Path, mark: Path) -> None:
+def tell_when_imported(module: Path, told: Path) -> None:
+    """Let a module write what it sees of the variable INSIDE."""
     with module.open("a") as file:
-        file.write(f"\n__import__('pathlib').Path({str(mark)!r}).touch()\n")
+        file.write("\nimport os as _os, pathlib as _pathlib\n")
+        file.write(f"_pathlib.Path({str(told)!r}).write_text(_os.environ.get('INSIDE', 'nothing'))\n")
 
 
 def test_a_submitted_run_ends_and_runs_the_code_that_was_frozen_with_it(
     cluster: None, tmp_path: Path
 ) -> None:
-    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.job.sbatch=[--hold]")
-    marks = [tmp_path / "controller", tmp_path / "cell"]
-    for mark, module in zip(marks, ("controller/controller.py", "cells/cell.py"), strict=True):
-        mark_when_imported(run / "package" / "gyre_hpc" / module, mark)
+    """The cells run behind a prefix, as in a container; the controller does not."""
+    job, run = submitted(
+        *SMALL, f"root={tmp_path}", "cluster.job.sbatch=[--hold]", "cluster.container=[env,INSIDE=container]"
+    )
+    told = {"controller/controller.py": tmp_path / "controller", "cells/cell.py": tmp_path / "cell"}
+    for module, file in told.items():
+        tell_when_imported(run / "package" / "gyre_hpc" / module, file)
     assert squeue(job, "%j") == "gyre-quickstart"
     subprocess.run(["scontrol", "release", job], check=True)
     until("the end of the job", lambda: completed(job, run))
     assert steps_taken(run) == 2 and (run / "report.html").is_file()
-    assert all(mark.exists() for mark in marks)
+    assert [file.read_text() for file in told.values()] == ["nothing", "container"]
 
 
 @pytest.mark.full
 def test_a_het_run_has_its_cells_on_the_second_component(cluster: None, tmp_path: Path) -> None:
-    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.layout=het")
+    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.layout=het", "cluster.cell.gres=gpu:1")
     until("the start of the job", lambda: state(job) == "RUNNING", PATIENCE_S)
     until("the end of the job", lambda: completed(job, run))
     assert steps_taken(run) == 2
