@@ -40,7 +40,7 @@ SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
     "<tool_response>", "</tool_response>", "<think>", "</think>",
 )  # fmt: skip
-ANSWER_TOKENS_PER_CHUNK = 8
+TOKENS_PER_CHUNK = 8
 BATCHES, BATCH = 9, 3
 """Measured calls per figure; the figure is the median over the batches, for a box that is shared."""
 
@@ -115,7 +115,13 @@ class ScriptedEngine:
     """The fake border: the interface of EngineClient, its encoding of the request, and the same answer every time."""
 
     def __init__(self, answer: list[int]) -> None:
-        self._answer = answer
+        pieces = [answer[at : at + TOKENS_PER_CHUNK] for at in range(0, len(answer), TOKENS_PER_CHUNK)]
+        self._chunks = [
+            Chunk(
+                ids, [-0.5] * len(ids), [Version(0)] * len(ids), "stop" if ids is pieces[-1] else None, 0, 0
+            )
+            for ids in pieces
+        ]
         self.encoded = 0
         self.prompts: list[int] = []
         """Prompt tokens of all calls."""
@@ -131,10 +137,8 @@ class ScriptedEngine:
         options = generate_options(rid, max_new_tokens, kv_key, stop_token_ids)
         self.encoded += len(encode_generate(input_ids, options))
         self.prompts.append(input_ids.count)
-        for start in range(0, len(self._answer), ANSWER_TOKENS_PER_CHUNK):
-            ids = self._answer[start : start + ANSWER_TOKENS_PER_CHUNK]
-            finish = "stop" if start + len(ids) == len(self._answer) else None
-            yield Chunk(ids, [-0.5] * len(ids), [Version(0)] * len(ids), finish, 0, input_ids.count)
+        for chunk in self._chunks:
+            yield chunk
 
     async def abort(self, rid: str) -> None:
         return None

@@ -215,22 +215,28 @@ class GatewayApp:
 
     async def _generate(self, execution: Execution, call: Call) -> None:
         """Generate to the end and record the finish, whatever the end is."""
+        left_s = call.started + self.settings.call_deadline_s - time.time()
+        deadline = asyncio.get_running_loop().call_later(left_s, self._late, call)
         try:
-            async with asyncio.timeout(call.started + self.settings.call_deadline_s - time.time()):
-                await self._sampler.run(execution, call)
+            await self._sampler.run(execution, call)
             self._complete(execution, call)
         except CallLost as error:
             call.lost = str(error)
-        except TimeoutError:
-            call.lost = f"call {call.id} was not complete within {self.settings.call_deadline_s:g} s"
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             call.lost = f"call {call.id}: {error!r}"
             raise
         finally:
+            deadline.cancel()
             call.go_on()
             self._finish(execution, call)
+
+    def _late(self, call: Call) -> None:
+        """The call's deadline is over."""
+        assert call.task is not None
+        call.lost = f"call {call.id} was not complete within {self.settings.call_deadline_s:g} s"
+        call.task.cancel()
 
     def _complete(self, execution: Execution, call: Call) -> None:
         """Read the answer and make it spliceable."""

@@ -91,6 +91,8 @@ class Generated(msgspec.Struct, frozen=True):
 
     context: Context
     output: list[int]
+    bare: Turn
+    """The answer as a turn without our handles."""
     text: str
     tools: int
 
@@ -112,8 +114,8 @@ class Lineage:
     rendering: Rendering
     contexts: dict[bytes, Context] = field(default_factory=dict)
     generated: dict[str, Generated] = field(default_factory=dict)
-    answers: dict[tuple[bytes, bytes], str] = field(default_factory=dict)
-    """(context digest, digest of an answer without its handles) -> call."""
+    answers: dict[bytes, list[str]] = field(default_factory=dict)
+    """Calls with an answer by the digest of their context, oldest first."""
     mismatches: Counter[Mismatch] = field(default_factory=Counter)
     tips: OrderedDict[Context, EncodedIds] = field(default_factory=OrderedDict)
     """Prompts asked for last, encoded: they grow with their branch."""
@@ -139,14 +141,11 @@ class Lineage:
     def answered(self, call: str, digest_before: bytes, output: Sequence[int], answer: ParsedAnswer) -> None:
         """The call's generation is complete: its output may be echoed."""
         context = self.contexts[digest_before]
+        calls = tuple(EchoedCall("", item.name, item.arguments) for item in answer.tool_calls)
+        bare = Turn("assistant", answer.content, tool_calls=calls)
         text = normal_text(answer.content)
-        self.generated[call] = Generated(context, list(output), text, len(answer.tool_calls))
-        bare = Turn(
-            "assistant",
-            answer.content,
-            tool_calls=tuple(EchoedCall("", item.name, item.arguments) for item in answer.tool_calls),
-        )
-        self.answers[digest_before, digest([bare.identity()])] = call
+        self.generated[call] = Generated(context, list(output), bare, text, len(calls))
+        self.answers.setdefault(digest_before, []).append(call)
 
     def identify(self, unit: Unit, digest_before: bytes) -> tuple[str, Mismatch | None]:
         """The call that produced an assistant message, or why there is none."""
@@ -155,7 +154,7 @@ class Lineage:
             return "", Mismatch.FOREIGN_TURN
         calls = turn.calls
         if not calls:
-            call = self.answers.get((digest_before, unit.digest), "")
+            call = self._same_text(unit, digest_before)
             return call, None if call else Mismatch.FOREIGN_TURN
         call = next(iter(calls))
         known = self.generated.get(call)
@@ -167,6 +166,13 @@ class Lineage:
         if normal_text(turn.content) not in ("", known.text):
             return "", Mismatch.EDITED_TEXT
         return call, None
+
+    def _same_text(self, unit: Unit, digest_before: bytes) -> str:
+        """The newest call under this context whose answer reads the same without handles; "" if there is none."""
+        for call in reversed(self.answers.get(digest_before, ())):
+            if digest([self.generated[call].bare.identity()]) == unit.digest:
+                return call
+        return ""
 
 
 class _Fold:
