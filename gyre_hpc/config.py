@@ -177,7 +177,7 @@ class ClusterConfig:
     srun_args: list[str] = field(default_factory=list)
     """Extra arguments of every srun (slurm)."""
     container: list[str] = field(default_factory=list)
-    """What stands before the command of each cell (slurm): [apptainer,exec,--nv,IMAGE], or for pyxis [--container-image=IMAGE]."""
+    """What stands before the command of each cell (slurm): [apptainer,exec,--nv,IMAGE], or for pyxis ['--container-image=IMAGE']."""
     container_python: str = ""
     """Python inside the container that has gyre_hpc; empty = the controller's own path, seen through a mount."""
     layout: str = "flat"

@@ -26,7 +26,7 @@ class JobConfig:
     constraint: str = ""
     """Node features the cells' nodes must have, for example a100&ib."""
     exclude: str = ""
-    """Nodes never to be given, in Slurm's notation: n[3,7-9]."""
+    """Nodes never to be given, in Slurm's notation: 'n[3,7-9]', with the quotes."""
     switches: str = ""
     """Most leaf switches of the cells' nodes, with the longest wait for it: 1@02:00:00."""
     time: str = "04:00:00"
@@ -46,7 +46,7 @@ class JobConfig:
     service_nodes: int = 2
     """Nodes of the controller's component (het); below 2 the loss of any node ends the job."""
     sbatch: list[str] = field(default_factory=list)
-    """Further arguments of sbatch for every component, as in [--mail-type=END,--comment=trial]."""
+    """Further arguments of sbatch for every component, as in ['--mail-type=END','--comment=trial']."""
     setup: list[str] = field(default_factory=list)
     """Shell lines run first on the batch node; one that fails ends the job."""
     modules: list[str] = field(default_factory=list)

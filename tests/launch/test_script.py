@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,12 @@ def test_a_path_that_slurm_would_expand_is_refused() -> None:
             RunConfig(cluster=ClusterConfig(kind="slurm", cell=CellConfig())),
             Names("trial", run, run / "%j.log", run / "package", Path("/p"), Path("/")),
         )
+
+
+def test_the_overrides_that_the_page_on_slurm_shows_compose() -> None:
+    text = (SITE.parents[2] / "docs" / "slurm.md").read_text()
+    shown = re.findall(r'"(cluster\.\w+=.*?)"', text)
+    assert [compose([words]).cluster.container[0] for words in shown] == [
+        "apptainer",
+        "--container-image=/scratch/gyre.sqsh",
+    ]

@@ -93,7 +93,10 @@ def test_a_submitted_run_ends_and_runs_the_code_that_was_frozen_with_it(
 ) -> None:
     """The cells run behind a prefix, as in a container; the controller does not."""
     job, run = submitted(
-        *SMALL, f"root={tmp_path}", "cluster.job.sbatch=[--hold]", "cluster.container=[env,INSIDE=container]"
+        *SMALL,
+        f"root={tmp_path}",
+        "cluster.job.sbatch=[--hold]",
+        "cluster.container=[env,'INSIDE=container']",
     )
     told = {"controller/controller.py": tmp_path / "controller", "cells/cell.py": tmp_path / "cell"}
     for module, file in told.items():
