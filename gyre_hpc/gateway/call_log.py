@@ -1,7 +1,7 @@
 """The call log: every model call of a gateway process, on disk before any of its answers leaves.
 
-`CallLog` appends (one `write` per frame, no buffering in this process) and groups fsyncs, so what a killed process had
-appended survives it and what a lost host had appended survives up to `fsync_s`. When space runs out frames wait in
+`CallLog` appends, at the latest at the next turn of the event loop, and groups fsyncs: what a killed process had appended
+before that turn survives it, what a lost host had appended survives up to `fsync_s`. When space runs out frames wait in
 memory, `check` raises StorageFull, no answer leaves, and writing goes on as soon as there is room: nothing is lost.
 `CallLogReader` tails one log and gives each call once, when its fate is known: delivered complete, echoed later, or its
 execution sealed. `read_call_log` reads a whole log.

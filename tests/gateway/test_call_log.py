@@ -240,3 +240,29 @@ def test_another_error_of_the_disk_is_not_taken_for_fullness(tmp_path: Path) -> 
 
     with pytest.raises(OSError, match="broken"):
         CallLog(tmp_path / "log", 1, write=broken)
+
+
+async def test_frames_of_one_turn_of_the_loop_are_one_write_in_order(tmp_path: Path) -> None:
+    written: list[int] = []
+
+    def count(handle: int, data: bytes) -> int:
+        written.append(len(data))
+        return os.write(handle, data)
+
+    path = tmp_path / "log"
+    log = CallLog(path, 1, write=count)
+    written.clear()
+    for frame in CALL:
+        log.append_soon(frame)
+    assert written == [] and read_call_log(path) == []
+    await asyncio.sleep(0)
+    (record,) = read_call_log(path)
+    assert len(written) == 1 and record.output_ids.tolist() == [4, 5, 6]
+    log.append_soon(CallDelivered("a", Delivery.PARTIAL))
+    log.append(CallAccepted("a"))
+    await asyncio.sleep(0)
+    (record,) = read_call_log(path)
+    assert len(written) == 2 and (record.delivery, record.accepted) == (Delivery.PARTIAL, True)
+    log.append_soon(CallDelivered("a", Delivery.COMPLETE))
+    log.close()
+    assert read_call_log(path)[0].delivery is Delivery.COMPLETE
