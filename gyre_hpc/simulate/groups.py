@@ -36,10 +36,6 @@ class Groups:
         self._groups: dict[GroupId, _Group] = {}
         self._members: dict[ExecutionId, tuple[GroupId, int]] = {}
 
-    def __contains__(self, execution: ExecutionId) -> bool:
-        """Whether it was dispatched and has not ended."""
-        return execution in self._members
-
     def admit(self, dispatched: DispatchedGroup) -> GroupWork:
         """The next group of the source gets these ids."""
         group = _Group(next(self._source))
@@ -53,14 +49,10 @@ class Groups:
         group, index = self._members[execution]
         return self._groups[group].work.seconds[index]
 
-    def is_valid(self, execution: ExecutionId) -> bool:
-        """Whether it can be assessed."""
-        group, index = self._members[execution]
-        return self._groups[group].work.is_valid(index)
-
-    def scored_s(self, execution: ExecutionId) -> float | None:
-        """Seconds from its end to its score; None if the world says it."""
-        return self._groups[self._members[execution][0]].work.scored_s
+    def member(self, execution: ExecutionId) -> tuple[GroupWork, int] | None:
+        """Its group's work and its place in it; None if it was not dispatched or has ended."""
+        member = self._members.get(execution)
+        return None if member is None else (self._groups[member[0]].work, member[1])
 
     def end(self, execution: ExecutionId, scored_at: float | None) -> tuple[GroupId, float] | None:
         """It has ended and has its score at that time (None: it is surplus). (group, when all scores are there) if it was

@@ -87,10 +87,13 @@ class DeviceClock:
         self._serving = self._training = self._switching = 0.0
         self._used = self._free = 0.0
         self._trained = self._switched = self._down = 0.0
+        self._elapsed = 0.0
+        """Seconds in the present roles that only `used` and `free` have so far."""
         self.roles((), serving=True)
 
     def roles(self, cells: Iterable[Cell], *, serving: bool) -> None:
         """The live cells: some have changed roles. `serving`: whether the pool serves."""
+        self._flush()
         self._serving, self._training, self._switching = self._pool if serving else 0.0, 0.0, 0.0
         for cell in cells:
             nodes = self._nodes[cell.id]
@@ -106,12 +109,17 @@ class DeviceClock:
         share = min(1.0, running / capacity) if capacity else 0.0
         self._used += seconds * self._serving * share
         self._free += seconds * self._serving * (1.0 - share)
+        self._elapsed += seconds
+
+    def _flush(self) -> None:
+        seconds, self._elapsed = self._elapsed, 0.0
         self._trained += seconds * self._training
         self._switched += seconds * self._switching
         self._down += seconds * (self._all - self._serving - self._training - self._switching)
 
     def total(self, busy: float) -> DeviceTime:
         """All device time so far. `busy`: node-seconds in which training cells had something to do."""
+        self._flush()
         shares = {
             ("rollout", ""): self._used * (1.0 - self._tools),
             ("rollout", "tools"): self._used * self._tools,

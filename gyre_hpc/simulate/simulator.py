@@ -265,16 +265,18 @@ class _Simulation:
     def _end(self, execution: ExecutionId, reason: ClosingReason) -> None:
         """The execution is over; when it was the group's last, the group is scored."""
         self._seconds.pop(execution, None)
-        if execution not in self._groups:
+        member = self._groups.member(execution)
+        if member is None:
             self._tell(p.Terminated(execution, reason))
             return
+        work, index = member
         surplus = reason is ClosingReason.CANCELLED_SURPLUS
-        known_s, valid = self._groups.scored_s(execution), self._groups.is_valid(execution)
-        scored_s = self._world.evaluate_s if known_s is None else known_s
+        scored_s = self._world.evaluate_s if work.scored_s is None else work.scored_s
         scored_at = max(self._agenda.now + scored_s, self._evaluator_back_s)
         last = self._groups.end(execution, None if surplus else scored_at)
         self._tell(p.Terminated(execution, reason))
         if self._state.settings.oversample and not surplus:
+            valid = work.is_valid(index)
             self._agenda.after(scored_at - self._agenda.now, lambda: self._tell(p.Outcome(execution, valid)))
         if last is not None:
             group, at = last
