@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import ceil, floor
@@ -65,6 +66,10 @@ class Row:
     gap_bb: float | None
 
 
+def _silent(words: str) -> None:
+    """Nobody listens."""
+
+
 class Planner:
     """Simulates candidates for one recording and policy."""
 
@@ -80,11 +85,14 @@ class Planner:
                 found |= dict.fromkeys(Candidate(burst, ahead, count) for count in cells)
         return list(found)
 
-    def plan(self, bound: float, cells: Sequence[int], seeds: int = SEEDS) -> list[Row]:
-        """The best candidates, fastest first. Raises ConfigError if none meets the bound."""
-        rough = ((self.measure(each, FIRST_SEEDS), each) for each in self.candidates(bound, cells))
+    def plan(
+        self, bound: float, cells: Sequence[int], seeds: int = SEEDS, told: Callable[[str], None] = _silent
+    ) -> list[Row]:
+        """The best candidates, fastest first. `told` hears how far it is. Raises ConfigError if none meets the bound."""
+        rough = self._rough(self.candidates(bound, cells), told)
         fresh = [(row, each) for row, each in rough if row.staleness <= bound + HAIR]
         fresh.sort(key=lambda pair: pair[0].seconds_per_step.mean)
+        told(f"measuring the best {len(fresh[:KEPT])} with {seeds} seeds")
         rows = [self.measure(each, seeds) for _, each in fresh[:KEPT]]
         rows = sorted(
             (row for row in rows if row.staleness <= bound + HAIR), key=lambda row: row.seconds_per_step.mean
@@ -92,6 +100,15 @@ class Planner:
         if not rows:
             raise ConfigError(f"staleness={bound:g}: no candidate meets it", fix="allow more staleness")
         return rows
+
+    def _rough(
+        self, candidates: Sequence[Candidate], told: Callable[[str], None]
+    ) -> Iterator[tuple[Row, Candidate]]:
+        begin = time.monotonic()
+        for done, each in enumerate(candidates):
+            left_s = (time.monotonic() - begin) / done * (len(candidates) - done) if done else 0.0
+            told(f"{done} of {len(candidates)} candidates, {left_s:.0f} s left" if done else "simulating")
+            yield self.measure(each, FIRST_SEEDS), each
 
     def measure(self, candidate: Candidate, seeds: int) -> Row:
         """One row; seeds from 1 on, because 0 repeats the recorded order."""
@@ -195,7 +212,9 @@ def main(arguments: list[str], console: Console) -> None:
     bound = _numbers("staleness", own.get("staleness", "1.5"), 0)[0]
     seeds = round(_numbers("seeds", own.get("seeds", str(SEEDS)), 1)[0])
     planner = Planner(recording, settings_of(config), machine(recording, config))
-    rows = planner.plan(bound, counts or cell_counts(recording), seeds)
+    quiet = Console(stderr=True, highlight=False, quiet=given.json)
+    with quiet.status("simulating") as status:
+        rows = planner.plan(bound, counts or cell_counts(recording), seeds, status.update)
     if given.json:
         shown = [asdict(row) | {"seconds_per_step": row.seconds_per_step._asdict()} for row in rows]
         sys.stdout.write(msgspec.json.encode({"burst": shown}).decode() + "\n")
