@@ -152,14 +152,13 @@ class _Simulation:
 
     def _decide(self, event: p.AnyEvent) -> None:
         before = self._state
-        state, decisions = decide(before, event)
-        self._state = state
+        self._state, decisions = decide(before, event)
         self.outcome.events += 1
-        if state.cells is not before.cells:
+        if self._state.cells is not before.cells:
             self._cells_changed(before)
-        elif state.restoring is not before.restoring:
+        elif self._state.restoring is not before.restoring:
             self._enrol()
-        if state.open_batch is not before.open_batch:
+        if self._state.open_batch is not before.open_batch:
             self._batch_changed()
         for decision in decisions:
             self._obey(decision)
@@ -276,11 +275,10 @@ class _Simulation:
         last = self._groups.end(execution, None if surplus else scored_at)
         self._tell(p.Terminated(execution, reason))
         if self._state.settings.oversample and not surplus:
-            valid = work.is_valid(index)
-            self._agenda.after(scored_at - self._agenda.now, lambda: self._tell(p.Outcome(execution, valid)))
+            outcome = p.Outcome(execution, work.is_valid(index))
+            self._agenda.after(scored_at - self._agenda.now, partial(self._tell, outcome))
         if last is not None:
-            group, at = last
-            self._agenda.after(at - self._agenda.now, lambda: self._scored(group))
+            self._agenda.after(last[1] - self._agenda.now, partial(self._scored, last[0]))
 
     def _scored(self, id_: GroupId) -> None:
         """All outcomes of the group are final; a job that is not there learns of them when it is back."""
