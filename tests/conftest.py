@@ -40,6 +40,10 @@ NEEDS = {
 }
 
 
+FULL_TIMEOUT_S = 1800
+"""For tests marked full, unless they name their own."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine cannot do, naming the command that enables it; `full` runs only with GYRE_FULL=1."""
     cache: dict[str, bool] = {}
@@ -51,7 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 cache[mark] = available()
             if not cache[mark]:
                 item.add_marker(pytest.mark.skip(reason=f"needs {mark}; enable: {enable}"))
-        if item.get_closest_marker("full") is not None and not os.environ.get("GYRE_FULL"):
+        if item.get_closest_marker("full") is None:
+            continue
+        item.add_marker(pytest.mark.timeout(FULL_TIMEOUT_S))
+        if not os.environ.get("GYRE_FULL"):
             item.add_marker(
                 pytest.mark.skip(reason="long; enable: GYRE_FULL=1 tools/test.sh (or .ci/run --full)")
             )
