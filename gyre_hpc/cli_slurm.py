@@ -31,39 +31,46 @@ OF_THE_JOB = "cluster.job."
 
 def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
     """`gyre submit OVERRIDES... [--site FILE] [--dry-run]`."""
-    from gyre_hpc.launch import staging
-    from gyre_hpc.launch import submit as slurm
     from gyre_hpc.launch.request import request_for
+    from gyre_hpc.launch.submit import script_for
 
     given = _parse(parser, arguments, dry_run=True)
     config, folder = _run_to_submit(given.overrides, given.site)
     request = request_for(config.cluster)
-    layout = folder or _planned(config)
-    script = slurm.script_for(config, layout)
+    script = script_for(config, folder or _planned(config))
+    plan = [f"nodes   {component}" for component in request.components]
+    plan += [f"lost    {warning}" for warning in request.warnings]
     if given.dry_run:
-        _print(console, script)
+        _print(console, script, *plan)
     else:
-        staging.check_staged(config)
-        slurm.check_slurm()
-        layout = folder or _made(config)
-        taken = slurm.submit(slurm.script_for(config, layout), layout)
-        _print(console, f"job     {taken.job}", f"run     {layout.root}", f"script  {taken.script}")
-        _print(console, f"log     {taken.log}")
-    for component in request.components:
-        _print(console, f"nodes   {component}")
-    for warning in request.warnings:
-        _print(console, f"lost    {warning}")
-    if not given.dry_run:
-        for command in _commands(taken.job, taken.log, layout.root):
-            _print(console, f"        {command}")
+        told, commands = _submitted(config, folder)
+        _print(console, *told, *plan, *commands)
+
+
+def _submitted(config: RunConfig, folder: RunLayout | None) -> tuple[list[str], list[str]]:
+    """Submit, after a look at what would be missing; what was submitted, and the commands to watch it."""
+    from gyre_hpc.launch import staging
+    from gyre_hpc.launch import submit as slurm
+
+    staging.check_staged(config, folder)
+    slurm.check_slurm()
+    layout = folder or _made(config)
+    taken = slurm.submit(slurm.script_for(config, layout), layout)
+    told = [
+        f"job     {taken.job}",
+        f"run     {layout.root}",
+        f"script  {taken.script}",
+        f"log     {taken.log}",
+    ]
+    return told, _commands(taken.job, taken.log, layout.root)
 
 
 def _commands(job: str, log: Path, run: Path) -> list[str]:
     return [
-        f"watch:    squeue -j {job}; tail -F {log}",
-        f"report:   gyre report {run}",
-        f"end it:   scancel --batch --signal=TERM {job}",
-        f"go on:    gyre submit resume={run}",
+        f"        watch:    squeue -j {job}; tail -F {log}",
+        f"        report:   gyre report {run}",
+        f"        end it:   scancel --batch --signal=TERM {job}",
+        f"        go on:    gyre submit resume={run}",
     ]
 
 
@@ -72,11 +79,11 @@ def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Consol
     from gyre_hpc.launch import staging
 
     given = _parse(parser, arguments)
-    config, _ = _run_to_submit(given.overrides, given.site)
-    for need in staging.needs(config):
+    config, folder = _run_to_submit(given.overrides, given.site)
+    for need in staging.needs(config, folder):
         state = f"missing: {need.error.message}" if need.error else need.found
         _print(console, f"{need.what:<18} {state}")
-    staging.check_staged(config)
+    staging.check_staged(config, folder)
 
 
 def controller(arguments: list[str], train: Train) -> None:

@@ -21,6 +21,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, MissingInput
 from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.layout import RunLayout
 from gyre_hpc.training.replay import FILE_NAME
 
 
@@ -33,21 +34,23 @@ class Need:
     error: GyreError | None = None
 
 
-def needs(config: RunConfig) -> list[Need]:
-    """Everything the run needs, found or not."""
+def needs(config: RunConfig, run: RunLayout | None = None) -> list[Need]:
+    """Everything the run needs, found or not; a run that goes on has its model in its own folder."""
+    model = str(run.model) if run else config.model.path
+    root = run.root if run else Path(config.root).absolute()
     return [
-        _need("model", lambda: _model(config)),
+        _need("model", lambda: _model(config, model)),
         _need("harness", lambda: find_harness(config.harness).command[0]),
         _need("tasks", lambda: _family(config)),
         _need("python", lambda: f"{sys.executable} with {len(_requirements())} packages"),
-        _need("run folder", lambda: _writable(Path(config.root).absolute())),
+        _need("run folder", lambda: _writable(root)),
         *_container(config.cluster.container),
     ]
 
 
-def check_staged(config: RunConfig) -> None:
+def check_staged(config: RunConfig, run: RunLayout | None = None) -> None:
     """Raise MissingInput naming everything that is missing, with what to do about each."""
-    errors = [need.error for need in needs(config) if need.error is not None]
+    errors = [need.error for need in needs(config, run) if need.error is not None]
     if errors:
         raise MissingInput(
             "the job would miss:\n" + "\n".join(f"  {error.message}" for error in errors),
@@ -62,8 +65,8 @@ def _need(what: str, look: Callable[[], str]) -> Need:
         return Need(what, error=error)
 
 
-def _model(config: RunConfig) -> str:
-    folder, objective = models.resolve(config.model.path), config.objective
+def _model(config: RunConfig, path: str) -> str:
+    folder, objective = models.resolve(path), config.objective
     if objective.replay_weight > 0 and not (folder / FILE_NAME).is_file():
         raise MissingInput(
             f"{folder / FILE_NAME}: no such file, but objective.replay_weight={objective.replay_weight}",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from gyre_hpc import models
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch import staging
+from gyre_hpc.layout import RunLayout
 
 
 @pytest.fixture
@@ -48,6 +51,16 @@ def test_demonstrations_are_needed_only_where_they_are_replayed(config: RunConfi
         staging.check_staged(config)
     config.objective.replay_weight = 0.0
     staging.check_staged(config)
+
+
+def test_a_run_that_goes_on_needs_only_its_own_copy_of_the_model(config: RunConfig, tmp_path: Path) -> None:
+    run = RunLayout(tmp_path / "run")
+    shutil.copytree(models.resolve(config.model.path), run.model)
+    config.model.path = "/nowhere/policy"
+    staging.check_staged(config, run)
+    (run.model / "tokenizer.json").unlink()
+    with pytest.raises(MissingInput, match=r"lacks tokenizer\.json"):
+        staging.check_staged(config, run)
 
 
 def test_a_package_that_is_not_installed_is_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

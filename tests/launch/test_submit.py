@@ -70,7 +70,7 @@ def test_without_slurm_nothing_is_left_behind(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("gyre_hpc.launch.staging.check_staged", lambda config: None)
+    monkeypatch.setattr("gyre_hpc.launch.staging.check_staged", lambda *given: None)
     code, _, err = say("submit", *QUICKSTART, f"root={tmp_path}/runs")
     assert code == 2 and "--dry-run" in err
     assert list(tmp_path.iterdir()) == []
