@@ -76,14 +76,11 @@ class _Simulation:
         self._ready: dict[GroupId, Finished] = {}
         self._rollout = Rollout(world.engine, world.limit_s)
         self._work = self._make_work()
-        self._batch, self._taken = -1, 0
-        self._told = (0, 0)
-        self._snapshot_at = 0.0
+        self._batch, self._taken, self._told = -1, 0, (0, 0)
         self._nodes = {CellId(i): place.nodes for i, place in enumerate(world.cells)}
         self._down = False
-        self._evaluator_back_s = self._restore_s = 0.0
-        self._checkpoint = Version(0)
-        self._publications = 0
+        self._evaluator_back_s = self._restore_s = self._snapshot_at = 0.0
+        self._checkpoint, self._publications = Version(0), 0
         self._clock = DeviceClock(self._nodes, world.pool.nodes, world.engine.tool_share)
         self.outcome = Outcome(world.nodes)
 
@@ -124,11 +121,12 @@ class _Simulation:
         then = min(self._rollout.next_end(now), self._agenda.next)
         then = self._work.run(now, then)
         if then == NEVER:
-            raise Stuck(
-                f"simulation stuck at {now:.0f} s: w={self._state.waterlevel}, C_R={self._state.rollout_capacity},"
-                f" {self._rollout.running} running, batch {self._state.open_batch}",
-                fix="give the world cells that come back, or a schedule that fits it",
+            state, running = self._state, self._rollout.running
+            where = (
+                f"w={state.waterlevel}, C_R={state.rollout_capacity}, {running} running, {state.open_batch}"
             )
+            fix = "give the world cells that come back, or a schedule that fits it"
+            raise Stuck(f"simulation stuck at {now:.0f} s: {where}", fix=fix)
         if then > now:
             self._clock.advance(then - now, self._rollout.running, self._state.rollout_capacity)
             self._rollout.advance(then - now)
@@ -347,9 +345,11 @@ class _Simulation:
             self._agenda.end(CORE)
 
     def _strike(self, fault: AnyFault) -> None:
+        """What happened at this moment before the fault is told before it: else it would arrive from the dead."""
+        self._settle()
         match fault:
-            case EvaluatorOutage():
-                self._evaluator_back_s = max(self._evaluator_back_s, self._agenda.now + fault.seconds)
+            case EvaluatorOutage(seconds=seconds):
+                self._evaluator_back_s = max(self._evaluator_back_s, self._agenda.now + seconds)
             case CellLoss():
                 self._lose(CellId(fault.cell), fault)
             case Preemption():

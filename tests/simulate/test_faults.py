@@ -80,6 +80,13 @@ def test_a_publication_cut_by_the_end_of_the_job_never_happened() -> None:
     assert outcome.published == {2: 179.0 + 20.0 + 1.0 + 4.0}
 
 
+def test_a_core_restored_at_the_moment_of_another_fault_is_restored_once() -> None:
+    """The job is back at once, its core restored at once, and ends again at that very moment."""
+    again = Preemption(15.0, back_after_s=0.0, restore_s=0.0)
+    twice = simulate(plan(2), world(2, again, again), Given())
+    assert twice.seconds == simulate(plan(2), world(2, again), Given()).seconds
+
+
 def test_launches_cut_by_the_end_of_the_job_begin_again() -> None:
     """Launched at 0 for 5 s; the job ends at 3 and is back at 13: they start at 18 and have ended at 22."""
     quick = Given(((1.0, 2.0), (3.0, 4.0)))
