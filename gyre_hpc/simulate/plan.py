@@ -229,7 +229,9 @@ def main(arguments: list[str], console: Console) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gyre plan", description="choose mu, phi and the number of cells on recorded durations"
+        prog="gyre plan",
+        description="choose mu, phi and the number of cells on recorded durations",
+        epilog="example: gyre plan burst --from runs/quickstart-1 staleness=1.5",
     )
     parser.add_argument("what", choices=("burst",))
     parser.add_argument("--from", dest="run", type=Path, required=True, metavar="RUN", help="run folder")
