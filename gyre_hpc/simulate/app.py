@@ -124,6 +124,7 @@ def help_text() -> str:
         f"  {VERB} preset=beyond --json seeds=16       one JSON line",
         f"  {VERB} world=P1 schedule=gyre cells=16     a design of your own against 8 cells",
         f"  {VERB} trace=FILE.csv schedule=async       on durations of your own",
+        f"  {VERB} --from RUN schedule.policy=colocate on a recorded run, with other settings",
         "",
         f"  preset: {', '.join(preset_names())}",
         f"  world: {', '.join(world_names())}",

@@ -100,7 +100,9 @@ def simulated(recording: Recording, config: RunConfig) -> Outcome:
 def main(arguments: list[str], console: Console) -> None:
     """The verb with --from. Raises ConfigError and MissingInput."""
     parser = argparse.ArgumentParser(
-        prog="gyre simulate", description="simulate a recorded run, as it was or with other settings"
+        prog="gyre simulate",
+        description="simulate a recorded run, as it was or with other settings",
+        epilog="example: gyre simulate --from runs/quickstart-1 schedule.policy=colocate",
     )
     parser.add_argument("--from", dest="run", type=Path, required=True, metavar="RUN", help="run folder")
     parser.add_argument("--json", action="store_true", help="one JSON line")
