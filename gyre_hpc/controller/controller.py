@@ -222,6 +222,7 @@ class Controller:
         resume.go_on(self.executions, history)
         history.forget_all_but(groups, self.processing.unsealed)
         self._forecast()
+        self.steps.evaluate_if_awaited()
 
     async def _serve(self) -> None:
         while not self._interrupted and not self._ended():

@@ -23,6 +23,7 @@ from gyre_hpc.controller.processing import Outcomes, Processing
 from gyre_hpc.controller.weights import WeightKeeper
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p
+from gyre_hpc.schedule.state import Phase as RunPhase
 from gyre_hpc.schedule.state import State
 from gyre_hpc.training.metrics import merge, summarise
 from gyre_hpc.transport import messages as msg
@@ -159,6 +160,13 @@ class Steps:
         """Held-out executions of `version` are due."""
         size = queries.evaluation_size(self.config.tasks)
         self.driver.feed(p.EvaluationDue(version, size))
+
+    def evaluate_if_awaited(self) -> None:
+        """The last evaluation that the schedule waits for, if an earlier controller died before it could say it is due."""
+        state = self.state
+        awaited = state.settings.evaluate_last and not state.evaluated_last
+        if state.phase is RunPhase.ENDING and awaited:
+            self.evaluate(state.published)
 
     def restore_core(self, cell: CellId) -> None:
         """This cell is the core: its trainer holds the newest checkpoint, or loads it."""

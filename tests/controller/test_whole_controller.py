@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.journal import Outcome, StepTaken, read_journal
+from gyre_hpc.controller.journal import Happened, Outcome, StepTaken, read_journal
+from gyre_hpc.records import Version
+from gyre_hpc.schedule.protocol import EvaluationDue
 from gyre_hpc.transport import messages as msg
-from tests.controller.world import Interrupt, make_controller, small_run
+from tests.controller.world import Interrupt, make_controller, nothing, small_run
 
 GROUPS, MEMBERS, HELDOUT = 2, 4, 3
 
@@ -86,3 +88,26 @@ async def test_a_resumed_controller_holds_what_is_live_and_takes_up_nothing_twic
     ids = outcomes(tmp_path)
     assert sorted(ids) == list(range(len(ids)))
     assert versions(tmp_path) == list(range(1, len(versions(tmp_path)) + 1))
+
+
+async def test_a_death_between_the_last_publication_and_its_evaluation_loses_no_evaluation(
+    tmp_path: Path,
+) -> None:
+    controller = make_controller(tmp_path, small_run(4, heldout=HELDOUT), 1, nothing)
+    evaluate = controller.steps.evaluate
+
+    def dies(version: Version) -> None:
+        if version == 4:
+            raise Interrupt
+        evaluate(version)
+
+    controller.steps.evaluate = dies  # type: ignore[method-assign]
+    with pytest.raises(Interrupt):
+        await controller.run()
+    await finish(tmp_path, 4, epoch=2)
+    due = [
+        entry.event.version
+        for entry in read_journal(tmp_path / "journal")
+        if isinstance(entry, Happened) and isinstance(entry.event, EvaluationDue)
+    ]
+    assert due.count(Version(4)) == 1
