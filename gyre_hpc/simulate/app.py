@@ -9,7 +9,7 @@ gaps are time over the bound minus 1, null where the bound does not hold.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import msgspec
 from rich.console import Console
@@ -108,7 +108,7 @@ def own_design(config: SimulateConfig, window: Window) -> Design:
     )
     if config.steps_per_burst:
         bursts = range(config.steps_per_burst, config.steps_per_burst + 1)
-        return choose(replace(design), config.world, window, config.staleness, bursts=bursts)
+        return choose(design, config.world, window, config.staleness, bursts=bursts)
     return choose(design, config.world, window, config.staleness)
 
 
