@@ -9,7 +9,9 @@ gaps are time over the bound minus 1, null where the bound does not hold.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -20,9 +22,9 @@ from gyre_hpc.simulate import app_tables
 from gyre_hpc.simulate.beyond import Comparison, beyond
 from gyre_hpc.simulate.choose import choose
 from gyre_hpc.simulate.designs import Design
-from gyre_hpc.simulate.ladder import BASE, fixed_pools, ladder
+from gyre_hpc.simulate.ladder import BASE, PAPER, fixed_pools, ladder
 from gyre_hpc.simulate.measure import Measured, Window, measure
-from gyre_hpc.simulate.presets import VERB, SimulateConfig, compose, preset_names, world_names
+from gyre_hpc.simulate.presets import VERB, SimulateConfig, compose, compose_world, preset_names, world_names
 
 Shown = dict[str, object]
 """Ready for JSON."""
@@ -45,21 +47,24 @@ def _ladder(config: SimulateConfig, overrides: list[str], tables: Console | None
     rows = ladder(config)
     if tables:
         app_tables.ladder(rows, tables)
-    return {"ladder": {name: asdict(row.ratio_to(rows[BASE])) for name, row in rows.items()}}
+    _draw(rows, BASE, config, tables, paper=PAPER, scaled=("A3", "C0", "E0"))
+    return {"ladder": {name: row.ratio_to(rows[BASE])._asdict() for name, row in rows.items()}}
 
 
 def _fixed_pools(config: SimulateConfig, overrides: list[str], tables: Console | None) -> Shown:
     rows = fixed_pools(config)
     if tables:
         app_tables.designs(rows, "gyre", tables)
+    _draw(rows, "gyre", config, tables)
     others = (name for name in rows if name != "gyre")
-    return {"paper_2p4t": {name: asdict(rows[name].ratio_to(rows["gyre"])) for name in others}}
+    return {"paper_2p4t": {name: rows[name].ratio_to(rows["gyre"])._asdict() for name in others}}
 
 
 def _beyond(config: SimulateConfig, overrides: list[str], tables: Console | None) -> Shown:
     found: list[Comparison] = []
     for comparison in beyond(config, overrides):
         found.append(comparison)
+        _draw_world(comparison, config, overrides, tables)
         if tables:
             tables.print(f"{comparison.world} measured", style="dim")
     if tables:
@@ -89,9 +94,39 @@ def _design(config: SimulateConfig, overrides: list[str], tables: Console | None
     rows = {"yours": mine, "gyre, 8 cells": measure(base, config.world, window, seeds)}
     if tables:
         app_tables.designs(rows, "gyre, 8 cells", tables)
+    _draw(rows, "gyre, 8 cells", config, tables)
     shown = _beside(mine, rows["gyre, 8 cells"])
     shown |= asdict(mine.design) | {"hours_per_step": mine.hours.mean, "idle": mine.idle}
     return {"design": shown}
+
+
+def _draw(
+    rows: Mapping[str, Measured],
+    base: str,
+    config: SimulateConfig,
+    tables: Console | None,
+    paper: Mapping[str, float] | None = None,
+    scaled: tuple[str, ...] = (),
+) -> None:
+    """Pictures into the folder asked for, if one was."""
+    if not config.pictures:
+        return
+    from gyre_hpc.simulate.illustrate import illustrate
+
+    folder, title = Path(config.pictures), _TITLES[config.study]
+    paths = illustrate(rows, base, config.world, folder, title=title, paper=paper, scaled=scaled)
+    if tables:
+        tables.print(f"pictures: {paths[-1]}", soft_wrap=True)
+
+
+def _draw_world(
+    comparison: Comparison, config: SimulateConfig, overrides: list[str], tables: Console | None
+) -> None:
+    """Pictures of E0 and bundle A in a folder of the world's name."""
+    if config.pictures:
+        folder = str(Path(config.pictures, comparison.world))
+        there = replace(config, pictures=folder, world=compose_world(list(overrides), comparison.world))
+        _draw({"E0": comparison.base, "A": comparison.bundle}, "E0", there, tables)
 
 
 def own_design(config: SimulateConfig, window: Window) -> Design:
@@ -112,6 +147,12 @@ def own_design(config: SimulateConfig, window: Window) -> Design:
     return choose(design, config.world, window, config.staleness)
 
 
+_TITLES = {
+    "ladder": "The paper's ladder",
+    "fixed_pools": "Fixed pools and elastic cells",
+    "beyond": "Beyond the paper: bundle A",
+    "design": "A design",
+}
 _STUDIES = {"ladder": _ladder, "fixed_pools": _fixed_pools, "beyond": _beyond, "design": _design}
 
 

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil, sqrt
+from math import ceil
 
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.report.intervals import Interval
 from gyre_hpc.simulate.bounds import burst_barrier_s, work_conservation_s
 from gyre_hpc.simulate.designs import Design, place
 from gyre_hpc.simulate.outcome import Outcome
@@ -23,28 +24,6 @@ from gyre_hpc.simulate.workload import GroupWork, Workload
 
 STALENESS_TOLERANCE = 0.05
 """How far measured staleness may be from the target before two designs do not count as equally stale."""
-T_95 = (
-    12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond 30: 1.96."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Mean and 95 % interval (Student's t) over random worlds."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        """At least two values."""
-        mean, freedom = statistics.fmean(values), len(values) - 1
-        quantile = T_95[freedom - 1] if freedom <= len(T_95) else 1.96
-        half = quantile * statistics.stdev(values) / sqrt(len(values))
-        return cls(mean, mean - half, mean + half)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,8 @@ class SimulateConfig:
     """`fifo`, or `longest_first`: by the query's history."""
     overlap_joins: bool = False
     """Whether cells may switch to training at the same time."""
+    pictures: str = ""
+    """Folder for pictures (PNG and one HTML page): roles under the waterlevel, idle time, ladder, time against nodes."""
 
 
 def trace_path(name: str) -> Path:

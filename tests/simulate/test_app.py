@@ -49,6 +49,16 @@ def test_the_ladder_as_json_is_one_line_of_the_promised_shape() -> None:
     assert ladder["E0"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
 
 
+def test_pictures_are_made_of_the_rows_that_were_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    code, out, _ = simulate(capsys, "world=P1", "cells=4", *TINY, *SHORT, f"pictures={folder}")
+    assert code == 0 and f"pictures: {folder}/simulation.html" in out.replace("\n", "")
+    names = {path.name for path in folder.iterdir()}
+    assert {"simulation.html", "idle.png", "ladder.png", "roles-yours.png"} <= names
+
+
 def test_same_seeds_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     call = ("preset=paper_2p4t", "--json", *TINY, *SHORT)
     once = simulate(capsys, *call)
@@ -99,7 +109,7 @@ def test_without_json_a_table_shows_each_row_with_its_gaps(capsys: pytest.Captur
     assert code == 0
     assert "yours" in said
     assert "±" in said
-    assert "over WC" in said
+    assert "> WC" in said
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.report.intervals import Interval
 from gyre_hpc.schedule.settings import LaunchOrder, PolicyName
 from gyre_hpc.simulate.choose import SEEDS, choose
 from gyre_hpc.simulate.designs import Design, place, points, splits
-from gyre_hpc.simulate.measure import Interval, Window, measure, seconds_per_step
+from gyre_hpc.simulate.measure import Window, measure, seconds_per_step
 from gyre_hpc.simulate.presets import WorldConfig
 
 SMALL = WorldConfig(nodes=8, slots=24, batch_groups=4, executions_per_group=3, training_h=0.8)
