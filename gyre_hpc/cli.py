@@ -54,6 +54,18 @@ def _stage(arguments: list[str]) -> None:
     cli_slurm.stage(_parser("stage"), arguments, Console(highlight=False))
 
 
+def _sweep(arguments: list[str]) -> None:
+    from gyre_hpc import cli_slurm
+
+    cli_slurm.sweep(_parser("sweep"), arguments, Console(highlight=False))
+
+
+def _doctor(arguments: list[str]) -> None:
+    from gyre_hpc import cli_slurm
+
+    cli_slurm.doctor(_parser("doctor"), arguments, Console(highlight=False))
+
+
 def _controller(arguments: list[str]) -> None:
     from gyre_hpc import cli_slurm
     from gyre_hpc.controller.train import train
@@ -147,6 +159,12 @@ VERBS = {
         "check on the login node that a job will find all it needs",
         "gyre stage experiment=quickstart cluster=slurm",
     ),
+    "sweep": Verb(
+        _sweep,
+        "how the points of a sweep on Slurm stand, and what they came to",
+        "gyre sweep status runs/sweep-20260101-120000",
+    ),
+    "doctor": Verb(_doctor, "what this site can do, and what to fix", "gyre doctor --root /scratch/runs"),
     "shards": Verb(
         _shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"
     ),

@@ -1,4 +1,4 @@
-"""The verbs `gyre submit`, `gyre controller` and `gyre stage`: one run as one Slurm job.
+"""The verbs `gyre submit`, `gyre controller`, `gyre stage` and `gyre sweep`: one run as one Slurm job.
 
 `submit` composes and freezes the run on the login node and hands Slurm a script; `controller` is what that script, or
 slurm/train.sbatch, execs in the batch step. Slurm's own rules are in `gyre_hpc.launch`; here they meet the run.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -21,8 +23,12 @@ from rich.console import Console
 
 from gyre_hpc import hydra_app
 from gyre_hpc.config import RunConfig, load_run_config, to_run_config
-from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.errors import ConfigError, GyreError, MissingInput
+from gyre_hpc.launch.site import Site
 from gyre_hpc.layout import RunLayout
+
+if TYPE_CHECKING:
+    from gyre_hpc.sweep.results import Result
 
 Train = Callable[[RunConfig], None]
 OF_THE_JOB = "cluster.job."
@@ -37,7 +43,7 @@ def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
     given = _parse(parser, arguments, dry_run=True)
     config, folder = _run_to_submit(given.overrides, given.site)
     request = request_for(config.cluster)
-    script = script_for(config, folder or _planned(config))
+    script = script_for(config, folder or planned(config))
     plan = [f"nodes   {component}" for component in request.components]
     plan += [f"lost    {warning}" for warning in request.warnings]
     if given.dry_run:
@@ -86,6 +92,85 @@ def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Consol
     staging.check_staged(config, folder)
 
 
+def sweep(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
+    """`gyre sweep status FOLDER`, `gyre sweep collect FOLDER [--json]`."""
+    from gyre_hpc.sweep import results
+    from gyre_hpc.sweep.manifest import Manifest
+
+    parser.add_argument(
+        "what", choices=("status", "collect"), help="how each point stands, or what it came to"
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="sweep folder")
+    parser.add_argument("--json", action="store_true", help="collect: one JSON line per point")
+    given = parser.parse_args(arguments)
+    manifest = Manifest.existing(given.folder)
+    if given.what == "status":
+        _print(console, *results.status_lines(results.standings(manifest)))
+    else:
+        _print_results(results.results(manifest), console, as_json=given.json)
+
+
+def _print_results(points: list[Result], console: Console, *, as_json: bool) -> None:
+    import msgspec
+
+    from gyre_hpc.sweep.results import table
+
+    if as_json:
+        _print(console, *(msgspec.json.encode(point).decode() for point in points))
+        return
+    if any(point.summary for point in points):
+        console.print(table(points))
+    _print(console, *(f"missing  {point.label}: {point.missing}" for point in points if point.missing))
+
+
+def doctor(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
+    """`gyre doctor [--json] [--root FOLDER] [--accepted FOLDER]`; inside slurm/accept.sbatch also --accept, --inside."""
+    from gyre_hpc.launch import accept, accept_node
+    from gyre_hpc.launch import doctor as doctors
+    from gyre_hpc.launch.site import site_of
+
+    given = _doctor_arguments(parser, arguments)
+    if given.inside:
+        node = os.environ.get("SLURMD_NODENAME", "")
+        accept_node.report_node(given.inside, node, given.nodes, lambda: doctors.inside(given.inside))
+        return
+    site = (
+        accept.accept(given.accept) if given.accept else site_of(doctors.examine(given.root, given.accepted))
+    )
+    _tell_site(site, console, as_json=given.json)
+    faults = doctors.faults(site.findings)
+    if faults:
+        names = ", ".join(dict.fromkeys(finding.name for finding in faults))
+        raise GyreError(f"{len(faults)} faults: {names}", fix="each line with 'fault' says what to do")
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    parser.add_argument("--json", action="store_true", help="one JSON object, as in site.json")
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs shall lie (key root)")
+    parser.add_argument(
+        "--accepted",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="holds the site.json of slurm/accept.sbatch",
+    )
+    parser.add_argument("--accept", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--nodes", nargs="*", default=[], help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _tell_site(site: Site, console: Console, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(site).decode() + "\n")
+        return
+    for finding in site.findings:
+        name = f"{finding.node} {finding.name}".strip()
+        _print(console, f"{finding.state.value:<8} {name:<20} {finding.found}")
+        if finding.fix:
+            _print(console, f"{'':<8} {'':<20} -> {finding.fix}")
+
+
 def controller(arguments: list[str], train: Train) -> None:
     """`gyre controller OVERRIDES...`: train in the allocation this process is the batch step of, if it fits the run."""
 
@@ -132,7 +217,7 @@ def _run_to_submit(overrides: list[str], site: Path | None) -> tuple[RunConfig, 
     """Configuration and, of a run that goes on (`resume=RUN`), its folder."""
     going_on, others = _resume_of(overrides)
     if not going_on.resume:
-        return _composed(overrides, site), None
+        return composed(overrides, site), None
     layout = RunLayout(Path(going_on.resume).absolute())
     config = resubmitted(load_run_config(layout.root), [*site_overrides(site), *others])
     config.resume_force = going_on.resume_force
@@ -149,12 +234,13 @@ def _resume_of(overrides: list[str]) -> tuple[RunConfig, list[str]]:
     ]
 
 
-def _planned(config: RunConfig) -> RunLayout:
+def planned(config: RunConfig) -> RunLayout:
     """The folder a run that starts now would get."""
     return RunLayout(Path(config.root).absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _composed(overrides: list[str], site: Path | None) -> RunConfig:
+def composed(overrides: list[str], site: Path | None) -> RunConfig:
+    """The configuration of these overrides. Raises ConfigError naming the key, and the site profile at fault."""
     of_site = site_overrides(site)
     try:
         return hydra_app.compose([*of_site, *overrides])

@@ -1,0 +1,165 @@
+"""The acceptance job (slurm/accept.sbatch): what only several nodes of an allocation can tell, into `site.json`.
+
+`accept` is the batch step. It starts one task per node (`gyre doctor --inside`), which meet in a shared folder
+(`accept_node`), and a step of two MPI tasks; both with deadlines. A task that says nothing is a fault of its node.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.accept_node import Report, read_reports
+from gyre_hpc.launch.allocation import read_allocation
+from gyre_hpc.launch.doctor_ask import Answer, ask
+from gyre_hpc.launch.doctor_machine import mpi_library
+from gyre_hpc.launch.doctor_probes import World
+from gyre_hpc.launch.doctor_slurm import plugins_of, wanted_plugins
+from gyre_hpc.launch.site import Finding, Site, fault, ok, site_of, warning, write_site
+
+NODES_S: Final = 180.0
+"""The probes of a node (60 s), then its meeting with the others."""
+WORLD_S: Final = 60.0
+SHOWN: Final = 4
+"""Pairs in trouble that are named in one finding."""
+_FOLDER: Final = "see the job's log; name a folder that all nodes see: sbatch -N2 slurm/accept.sbatch FOLDER"
+SKEW_S: Final = 1.0
+"""Heartbeats are judged by one clock each; people compare the times in logs of several nodes."""
+
+
+def accept(folder: Path, env: Mapping[str, str] = os.environ) -> Site:
+    """Look at every node of the allocation this process is the batch step of, and write `folder/site.json`."""
+    allocation = read_allocation(env)
+    if allocation is None:
+        raise ConfigError(
+            "gyre doctor --accept runs inside a job", fix="sbatch -N2 slurm/accept.sbatch FOLDER"
+        )
+    names = [node.name for node in allocation.nodes]
+    meeting = folder.absolute() / f".accept-{allocation.jobs[0]}"
+    meeting.mkdir(parents=True, exist_ok=True)
+    try:
+        inside = [sys.executable, "-m", "gyre_hpc.cli", "doctor", "--inside", str(meeting), "--nodes", *names]
+        step = ask(*srun(allocation.jobs[0], len(names), "none"), *inside, deadline_s=NODES_S)
+        found = judge_nodes(names, read_reports(meeting), step)
+    finally:
+        shutil.rmtree(meeting, ignore_errors=True)
+    site = site_of([*found, *_mpi(allocation.jobs[0], min(2, len(names)))])
+    write_site(site, folder)
+    return site
+
+
+def srun(job: str, nodes: int, mpi: str) -> list[str]:
+    """The step of one task on each of `nodes` nodes; memory and devices are the job's."""
+    return [
+        "srun",
+        f"--jobid={job}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        "--mem=0",
+        "--cpu-bind=none",
+        f"--mpi={mpi}",
+        "--kill-on-bad-exit=0",
+        "--overlap",
+    ]
+
+
+def judge_nodes(names: Sequence[str], reports: Mapping[str, Report], step: Answer) -> list[Finding]:
+    """Findings by node, then those of pairs; a node without a report is a fault."""
+    silent = [
+        _of(name, fault("node", f"no report: {step.why}", _FOLDER)) for name in names if name not in reports
+    ]
+    local = [_of(name, finding) for name, report in reports.items() for finding in report.findings]
+    return [*silent, *local, *judge_pairs(names, reports)]
+
+
+def _of(node: str, finding: Finding) -> Finding:
+    return msgspec.structs.replace(finding, node=node)
+
+
+def judge_pairs(names: Sequence[str], reports: Mapping[str, Report]) -> list[Finding]:
+    """Whether each node saw and reached each other one. The first few pairs that did not are named."""
+    if len(names) < 2:
+        return [warning("network", "the job has one node", "sbatch -N2 slurm/accept.sbatch FOLDER")]
+    met = {(a, b): other for a, report in reports.items() for b, other in report.met.items()}
+    seen = {pair: other for pair, other in met.items() if not other.unseen}
+    reached = {pair: other for pair, other in seen.items() if not other.unreached}
+    homeless = [f"{name}: {report.address}" for name, report in reports.items() if not report.met]
+    return [
+        _shared([f"{b} on {a}: {other.unseen}" for (a, b), other in met.items() if other.unseen], len(seen)),
+        _network(
+            homeless + [f"{a} to {b}: {o.unreached}" for (a, b), o in seen.items() if o.unreached],
+            len(reached),
+        ),
+        *_clocks({pair: other.skew_s for pair, other in reached.items()}),
+    ]
+
+
+def _some(troubles: Sequence[str]) -> str:
+    return "; ".join(troubles[:SHOWN]) + (
+        f"; and {len(troubles) - SHOWN} more" if len(troubles) > SHOWN else ""
+    )
+
+
+def _shared(troubles: Sequence[str], good: int) -> Finding:
+    if troubles or not good:
+        return fault("shared folder", _some(troubles) or "no node saw another's files", _FOLDER)
+    return ok("shared folder", f"renamed and synced files seen in order, {good} ways")
+
+
+def _network(troubles: Sequence[str], good: int) -> Finding:
+    if troubles or not good:
+        fix = "make each node's name resolve to an address other nodes reach, or set cluster.host; open its ports"
+        return fault("network", _some(troubles) or "no node reached another", fix)
+    return ok("network", f"each node reached the others' cluster.host=auto address, {good} ways")
+
+
+def _clocks(skews: Mapping[tuple[str, str], float]) -> list[Finding]:
+    """`skews`: seconds by which the second node's clock is ahead of the first's."""
+    if not skews:
+        return []
+    (a, b), worst = max(skews.items(), key=lambda item: abs(item[1]))
+    text = f"at most {abs(worst):.3f} s apart ({a}, {b})"
+    if abs(worst) > SKEW_S:
+        return [warning("clocks", text, "ask the site to run NTP on its nodes: times in logs do not compare")]
+    return [ok("clocks", text)]
+
+
+def _mpi(job: str, tasks: int) -> list[Finding]:
+    library = mpi_library()
+    if isinstance(library, str):
+        return [ok("mpi world", f"{library}; runs use sockets")]
+    plugins = plugins_of(ask("srun", "--mpi=list"))
+    plugin = next((name for name in wanted_plugins(library) if name in plugins), "")
+    if not plugin:
+        return [
+            warning("mpi world", f"{library.library}: no plugin of srun fits", "see gyre doctor, mpi library")
+        ]
+    world = [sys.executable, "-m", "gyre_hpc.launch.doctor_probes", "world"]
+    return [judge_world(ask(*srun(job, tasks, plugin), *world, deadline_s=WORLD_S), tasks, plugin)]
+
+
+def judge_world(step: Answer, tasks: int, plugin: str) -> Finding:
+    """A library that srun cannot start as one world silently runs as many worlds of one."""
+    said = f"srun --mpi={plugin} of {tasks} tasks"
+    fix = "runs use sockets and do not need it; for MPI choose a library that srun starts (docs/slurm.md)"
+    if not step.good:
+        return warning("mpi world", f"{said}: {step.why}", fix)
+    try:
+        worlds = [
+            msgspec.json.decode(line, type=World) for line in step.out.split("\n") if line.startswith("{")
+        ]
+    except msgspec.DecodeError as error:
+        return warning("mpi world", f"{said}: unreadable answer: {error}", fix)
+    sizes = sorted(world.size for world in worlds)
+    if sizes != [tasks] * tasks:
+        return warning("mpi world", f"{said}: worlds of {sizes} instead of {tasks}", fix)
+    return ok("mpi world", f"{said}: one world of {tasks}")
