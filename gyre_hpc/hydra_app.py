@@ -161,13 +161,15 @@ def _refuse_beside_resume(arguments: list[str]) -> None:
 
 
 def _run_by_hydra(arguments: list[str], task: Callable[[RunConfig], None]) -> None:
+    from gyre_hpc.sweep.plugins import with_plugins
+
     def main(config: DictConfig) -> None:
         task(to_run_config(_own_keys(config)))
 
     register()
     GlobalHydra.instance().clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints our errors in its own words and exits
-    sys.argv = ["gyre train", *arguments]
+    sys.argv = ["gyre train", *with_plugins(arguments)]
     with _named_errors(arguments):
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(main)()
 
@@ -212,6 +214,7 @@ def help_text() -> str:
         "  gyre train experiment=quickstart schedule.steps=10 seed=3",
         "  gyre train resume=runs/quickstart-20260101-120000    go on after an interruption",
         "  gyre train --multirun schedule=gyre,colocate,async experiment=quickstart",
+        "  gyre train --multirun schedule=gyre,async experiment=quickstart hydra/launcher=gyre_slurm    as Slurm jobs",
         "",
         "Choices of each group:",
     ]
