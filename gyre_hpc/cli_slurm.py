@@ -1,4 +1,4 @@
-"""The verbs `gyre submit`, `gyre controller`, `gyre stage` and `gyre sweep`: one run as one Slurm job.
+"""The verbs `gyre submit`, `gyre controller`, `gyre stage`, `gyre sweep` and `gyre doctor`: one run as one Slurm job.
 
 `submit` composes and freezes the run on the login node and hands Slurm a script; `controller` is what that script, or
 slurm/train.sbatch, execs in the batch step. Slurm's own rules are in `gyre_hpc.launch`; here they meet the run.
@@ -93,7 +93,7 @@ def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Consol
 
 
 def sweep(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
-    """`gyre sweep status FOLDER`, `gyre sweep collect FOLDER [--json]`."""
+    """`gyre sweep status FOLDER [--json]`, `gyre sweep collect FOLDER [--json]`."""
     from gyre_hpc.sweep import results
     from gyre_hpc.sweep.manifest import Manifest
 
@@ -101,23 +101,27 @@ def sweep(parser: argparse.ArgumentParser, arguments: list[str], console: Consol
         "what", choices=("status", "collect"), help="how each point stands, or what it came to"
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="sweep folder")
-    parser.add_argument("--json", action="store_true", help="collect: one JSON line per point")
+    parser.add_argument("--json", action="store_true", help="one JSON line per point")
     given = parser.parse_args(arguments)
     manifest = Manifest.existing(given.folder)
     if given.what == "status":
-        _print(console, *results.status_lines(results.standings(manifest)))
+        standings = results.standings(manifest)
+        _print(console, *(map(_json, standings) if given.json else results.status_lines(standings)))
+    elif given.json:
+        _print(console, *map(_json, results.results(manifest)))
     else:
-        _print_results(results.results(manifest), console, as_json=given.json)
+        _print_results(results.results(manifest), console)
 
 
-def _print_results(points: list[Result], console: Console, *, as_json: bool) -> None:
+def _json(record: object) -> str:
     import msgspec
 
+    return msgspec.json.encode(record).decode()
+
+
+def _print_results(points: list[Result], console: Console) -> None:
     from gyre_hpc.sweep.results import table
 
-    if as_json:
-        _print(console, *(msgspec.json.encode(point).decode() for point in points))
-        return
     if any(point.summary for point in points):
         console.print(table(points))
     _print(console, *(f"missing  {point.label}: {point.missing}" for point in points if point.missing))
@@ -132,7 +136,7 @@ def doctor(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
     given = _doctor_arguments(parser, arguments)
     if given.inside:
         node = os.environ.get("SLURMD_NODENAME", "")
-        accept_node.report_node(given.inside, node, given.nodes, lambda: doctors.inside(given.inside))
+        accept_node.report_node(given.inside, node, given.nodes, lambda: doctors.inside(given.inside.parent))
         return
     site = (
         accept.accept(given.accept) if given.accept else site_of(doctors.examine(given.root, given.accepted))

@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.accept_node import Report, read_reports
+from gyre_hpc.launch.accept_node import Met, Report, read_reports
 from gyre_hpc.launch.allocation import read_allocation
 from gyre_hpc.launch.doctor_ask import Answer, ask
 from gyre_hpc.launch.doctor_machine import mpi_library
 from gyre_hpc.launch.doctor_probes import World
 from gyre_hpc.launch.doctor_slurm import plugins_of, wanted_plugins
-from gyre_hpc.launch.site import Finding, Site, fault, ok, site_of, warning, write_site
+from gyre_hpc.launch.site import EVERY, Finding, Site, fault, ok, site_of, warning, write_site
 
 NODES_S: Final = 180.0
 """The probes of a node (60 s), then its meeting with the others."""
@@ -77,8 +77,19 @@ def judge_nodes(names: Sequence[str], reports: Mapping[str, Report], step: Answe
     silent = [
         _of(name, fault("node", f"no report: {step.why}", _FOLDER)) for name in names if name not in reports
     ]
-    local = [_of(name, finding) for name, report in reports.items() for finding in report.findings]
-    return [*silent, *local, *judge_pairs(names, reports)]
+    return [*silent, *_local(reports), *judge_pairs(names, reports)]
+
+
+def _local(reports: Mapping[str, Report]) -> list[Finding]:
+    """What nodes found of themselves; where several found the same it is one finding."""
+    nodes: dict[Finding, list[str]] = {}
+    for name, report in reports.items():
+        for finding in report.findings:
+            nodes.setdefault(finding, []).append(name)
+    every = len(reports)
+    return [
+        _of(EVERY if len(where) == every else ",".join(where), finding) for finding, where in nodes.items()
+    ]
 
 
 def _of(node: str, finding: Finding) -> Finding:
@@ -99,7 +110,7 @@ def judge_pairs(names: Sequence[str], reports: Mapping[str, Report]) -> list[Fin
             homeless + [f"{a} to {b}: {o.unreached}" for (a, b), o in seen.items() if o.unreached],
             len(reached),
         ),
-        *_clocks({pair: other.skew_s for pair, other in reached.items()}),
+        *_clocks(reached),
     ]
 
 
@@ -122,13 +133,13 @@ def _network(troubles: Sequence[str], good: int) -> Finding:
     return ok("network", f"each node reached the others' cluster.host=auto address, {good} ways")
 
 
-def _clocks(skews: Mapping[tuple[str, str], float]) -> list[Finding]:
-    """`skews`: seconds by which the second node's clock is ahead of the first's."""
-    if not skews:
+def _clocks(reached: Mapping[tuple[str, str], Met]) -> list[Finding]:
+    """The pair whose clocks surely differ most."""
+    if not reached:
         return []
-    (a, b), worst = max(skews.items(), key=lambda item: abs(item[1]))
-    text = f"at most {abs(worst):.3f} s apart ({a}, {b})"
-    if abs(worst) > SKEW_S:
+    (a, b), worst = max(reached.items(), key=lambda item: abs(item[1].skew_s) - item[1].error_s)
+    text = f"at most {abs(worst.skew_s):.3f} s apart ({a}, {b}), known to {worst.error_s:.3f} s"
+    if abs(worst.skew_s) - worst.error_s > SKEW_S:
         return [warning("clocks", text, "ask the site to run NTP on its nodes: times in logs do not compare")]
     return [ok("clocks", text)]
 

@@ -41,11 +41,13 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Met(msgspec.Struct, frozen=True):
-    """What one node knows of another: why its files were not seen, why it was not reached ("" = was), its clock ahead of ours."""
+    """What one node knows of another: why its files were not seen, why it was not reached ("" = was), its clock ahead
+    of ours, known to `error_s`."""
 
     unseen: str = ""
     unreached: str = ""
     skew_s: float = 0.0
+    error_s: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -153,7 +155,8 @@ def reach(card: Card) -> Met:
         return Met(
             unreached=f"{card.address} port {card.port}: answered by {said[:1] or 'nobody'}, not {card.node}"
         )
-    return Met(skew_s=float(said[1]) - (began + time.time()) / 2)
+    ended = time.time()
+    return Met(skew_s=float(said[1]) - (began + ended) / 2, error_s=(ended - began) / 2)
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -43,12 +43,12 @@ def examine(root: Path, accepted: Path) -> list[Finding]:
 
 
 def inside(root: Path) -> list[Finding]:
-    """What a compute node alone can tell."""
+    """What a compute node alone can tell; that `root` is shared is told by its meeting the others there."""
     return run_checks(
         [
             machine.check_python,
             machine.check_torch,
-            partial(machine.check_storage, root, True),
+            partial(machine.check_storage, root, False),
             machine.check_sandbox,
             machine.check_limits,
             machine.check_shm,

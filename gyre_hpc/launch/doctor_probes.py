@@ -42,11 +42,10 @@ class Mpi(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """Rank, size of MPI_COMM_WORLD and the number of tasks Slurm started."""
+    """Rank and size of MPI_COMM_WORLD."""
 
     rank: int
     size: int
-    tasks: int
 
 
 class Sandbox(msgspec.Struct, frozen=True):
@@ -144,7 +143,7 @@ def world() -> World:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    return World(comm.Get_rank(), comm.Get_size(), int(os.environ.get("SLURM_NTASKS", "0")))
+    return World(comm.Get_rank(), comm.Get_size())
 
 
 def sandbox() -> Sandbox:

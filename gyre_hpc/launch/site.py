@@ -21,6 +21,7 @@ from gyre_hpc.errors import CorruptRecord
 
 FILE_NAME: Final = "site.json"
 SITE_VERSION: Final = 1
+EVERY: Final = "every node"
 
 
 class State(enum.Enum):
@@ -32,7 +33,7 @@ class State(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`name` of the check, its verdict, what was found and what to do; `node` where a job looked at several."""
+    """`name` of the check, its verdict, what was found and what to do; `node`: where, in a job (names, EVERY)."""
 
     name: str
     state: State
