@@ -93,6 +93,16 @@ def test_status_has_a_line_per_point(
     ]
 
 
+def test_status_for_programs_is_one_json_line_per_point(
+    manifest: Manifest, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.say(squeue="78|TIMEOUT")
+    assert main(["sweep", "status", str(manifest.folder), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["state"] for line in lines] == [FINISHED, "TIMEOUT", NOT_SUBMITTED]
+    assert lines[0]["progress"] == {"steps": 3, "asked": 3, "score": 0.5, "summarised": True}
+
+
 def test_a_run_under_way_shows_the_steps_in_its_metrics(
     manifest: Manifest, slurm: FakeSlurm, tmp_path: Path
 ) -> None:
