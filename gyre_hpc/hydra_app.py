@@ -138,6 +138,7 @@ def run(arguments: list[str], task: Callable[[RunConfig], None]) -> None:
         sys.stdout.write(help_text())
         return
     _refuse_beside_resume(arguments)
+    _refuse_launcher_of_one_run(arguments)
     if any(argument.startswith("-") for argument in arguments):
         _run_by_hydra(arguments, task)
     else:
@@ -157,6 +158,16 @@ def _refuse_beside_resume(arguments: list[str]) -> None:
             f"resume={run}: {', '.join(ignored)} would count for nothing: a run goes on with its own"
             f" {run}/config.yaml",
             fix=f"gyre train resume={run}",
+        )
+
+
+def _refuse_launcher_of_one_run(arguments: list[str]) -> None:
+    """Hydra asks a launcher for sweeps only; one run would start here, not where the launcher says."""
+    given = next((word for word in arguments if word.startswith("hydra/launcher=")), None)
+    if given and not {"--multirun", "-m"} & set(arguments):
+        raise ConfigError(
+            f"{given} would count for nothing: this is one run",
+            fix="add --multirun, or submit one run with gyre submit",
         )
 
 

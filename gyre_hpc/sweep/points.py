@@ -51,5 +51,9 @@ def points_of(combinations: Sequence[Sequence[str]], given: Sequence[str]) -> li
 def run_name(name: str, point: Point) -> str:
     """Name of the point's run: quickstart-schedule_gyre-j_max_5. Safe in paths, in Slurm and in Hydra's grammar."""
     pairs = [word.lstrip("+~").partition("=") for word in point.swept]
-    parts = [f"{key.rpartition('.')[2]}_{value}" for key, _, value in pairs]
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([name, *parts]))[:NAME_LENGTH]
+    parts = [f"{_clean(key.rpartition('.')[2])}_{_clean(value)}" for key, _, value in pairs]
+    return "-".join([_clean(name), *parts])[:NAME_LENGTH]
+
+
+def _clean(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_") or "_"

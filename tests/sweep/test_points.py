@@ -17,6 +17,8 @@ def test_what_stands_on_the_command_line_was_not_swept_over() -> None:
     (point,) = points_of([ONE], GIVEN)
     assert point.label == "schedule=gyre objective.j_max=5"
     assert run_name("quickstart", point) == "quickstart-schedule_gyre-j_max_5"
+    listed = Point((), ("cluster.job.setup=['exit 3']",))
+    assert run_name("quickstart", listed) == "quickstart-setup_exit_3"
 
 
 def test_another_job_request_makes_no_other_point_unless_it_is_swept_over() -> None:

@@ -202,7 +202,14 @@ def test_another_sweeper_than_ours_can_be_named(
     assert "Value 'abc' of type" in capsys.readouterr().err and not slurm.scripts
 
 
-def test_a_job_that_is_forgotten_keeps_its_line_in_the_manifest(
+def test_the_launcher_without_a_sweep_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "hydra/launcher=gyre_slurm", f"root={tmp_path}/runs"]) == 2
+    err = capsys.readouterr().err
+    assert "hydra/launcher=gyre_slurm would count for nothing" in err and "--multirun" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_points_of_another_call_keep_their_lines_in_the_manifest(
     slurm: FakeSlurm, folder: Path, tmp_path: Path
 ) -> None:
     first, second = points(tmp_path, "seed=1", "seed=2")

@@ -60,7 +60,7 @@ def until(what: str, probe: Callable[[], bool]) -> None:
     deadline = time.monotonic() + RUN_S
     while not probe():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.5)
+        time.sleep(3.0)
 
 
 def test_a_point_that_fails_holds_up_no_other_and_is_submitted_again_when_asked(
