@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -15,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.launch.accept_node import Met, Report, read_reports
 from gyre_hpc.launch.allocation import read_allocation
 from gyre_hpc.launch.doctor_ask import Answer, ask
@@ -23,6 +24,8 @@ from gyre_hpc.launch.doctor_machine import mpi_library
 from gyre_hpc.launch.doctor_probes import World
 from gyre_hpc.launch.doctor_slurm import plugins_of, wanted_plugins
 from gyre_hpc.launch.site import EVERY, Finding, Site, fault, ok, site_of, warning, write_site
+
+log = logging.getLogger(__name__)
 
 NODES_S: Final = 180.0
 """The probes of a node (60 s), then its meeting with the others."""
@@ -42,17 +45,27 @@ def accept(folder: Path, env: Mapping[str, str] = os.environ) -> Site:
             "gyre doctor --accept runs inside a job", fix="sbatch -N2 slurm/accept.sbatch FOLDER"
         )
     names = [node.name for node in allocation.nodes]
-    meeting = folder.absolute() / f".accept-{allocation.jobs[0]}"
-    meeting.mkdir(parents=True, exist_ok=True)
+    meeting = _made(folder.absolute() / f".accept-{allocation.jobs[0]}")
     try:
         inside = [sys.executable, "-m", "gyre_hpc.cli", "doctor", "--inside", str(meeting), "--nodes", *names]
         step = ask(*srun(allocation.jobs[0], len(names), "none"), *inside, deadline_s=NODES_S)
+        if not step.good:
+            log.error("%s", step.err)
         found = judge_nodes(names, read_reports(meeting), step)
     finally:
         shutil.rmtree(meeting, ignore_errors=True)
     site = site_of([*found, *_mpi(allocation.jobs[0], min(2, len(names)))])
     write_site(site, folder)
     return site
+
+
+def _made(meeting: Path) -> Path:
+    try:
+        meeting.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = "name a folder you may write to: sbatch -N2 slurm/accept.sbatch FOLDER"
+        raise MissingInput(f"{meeting}: {error.strerror}", fix=fix) from error
+    return meeting
 
 
 def srun(job: str, nodes: int, mpi: str) -> list[str]:

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.launch import doctor_machine as machine
 from gyre_hpc.launch import doctor_slurm as slurm
-from gyre_hpc.launch.site import Finding, Site, State, fault, ok, read_site, warning
+from gyre_hpc.launch.doctor_ask import probe
+from gyre_hpc.launch.doctor_probes import Accepted
+from gyre_hpc.launch.site import Finding, Site, State, fault, ok, warning
 
 Check = Callable[[], Sequence[Finding]]
 ACCEPT: Final = "sbatch -N2 slurm/accept.sbatch"
@@ -63,12 +64,12 @@ def run_checks(checks: Sequence[Check]) -> list[Finding]:
 
 def check_accepted(folder: Path, several_nodes: bool) -> list[Finding]:
     """What the last acceptance job found, at most as many lines as it has troubles."""
-    try:
-        site = read_site(folder)
-    except CorruptRecord as error:
-        return [fault("accepted", error.message, error.fix)]
-    if site is not None:
-        return judge_accepted(site)
+    found = machine.answered(probe("accepted", str(folder)), Accepted)
+    if isinstance(found, str) or found.why:
+        why = found if isinstance(found, str) else found.why
+        return [fault("accepted", why, f"{ACCEPT} writes it again; another folder: --accepted FOLDER")]
+    if found.site is not None:
+        return judge_accepted(found.site)
     if not several_nodes:
         return []
     return [

@@ -118,9 +118,9 @@ def judge_torch(torch: Torch | str) -> Finding:
         return fault(
             "torch", f"import torch: {torch}", f"{sys.executable} -m pip install --force-reinstall torch"
         )
-    build = f"{torch.version}, {f'CUDA {torch.cuda}' if torch.cuda else 'CPU build'}"
+    build = f"{torch.version}, {torch.build or 'CPU build'}"
     if torch.hardware and not torch.devices:
-        fix = "check the driver and CUDA_VISIBLE_DEVICES" if torch.cuda else "install a CUDA build of torch"
+        fix = "check the driver and CUDA_VISIBLE_DEVICES" if torch.build else "install a CUDA build of torch"
         return warning("torch", f"{build}; an NVIDIA device is here, torch sees none", fix)
     counts = [f"{torch.devices.count(name)} x {name}" for name in dict.fromkeys(torch.devices)]
     return ok("torch", f"{build}; {', '.join(counts) or 'no accelerator, cells compute on CPUs'}")

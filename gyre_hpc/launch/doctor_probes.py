@@ -16,12 +16,15 @@ from typing import Final
 
 import msgspec
 
+from gyre_hpc.errors import CorruptRecord
+from gyre_hpc.launch.site import Site, read_site
+
 
 class Torch(msgspec.Struct, frozen=True):
-    """Version with its build tag, devices torch sees, and whether the machine has an NVIDIA device at all."""
+    """Version, "CUDA 12.8" or the like ("" = CPU build), devices torch sees, whether the machine has an NVIDIA device."""
 
     version: str
-    cuda: str
+    build: str
     devices: list[str]
     hardware: bool
 
@@ -55,12 +58,21 @@ class Sandbox(msgspec.Struct, frozen=True):
     enable: str
 
 
+class Accepted(msgspec.Struct, frozen=True):
+    """`site.json` of a folder, None where there is none, or why it cannot be read."""
+
+    site: Site | None = None
+    why: str = ""
+
+
 def torch_() -> Torch:
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     hardware = Path("/dev/nvidiactl").exists()
-    return Torch(str(torch.__version__), torch.version.cuda or "", devices, hardware)
+    builds = (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip))
+    build = next((f"{name} {version}" for name, version in builds if version), "")
+    return Torch(str(torch.__version__), build, devices, hardware)
 
 
 def storage(path: str) -> Storage:
@@ -153,12 +165,20 @@ def sandbox() -> Sandbox:
     return Sandbox("" if possible else why, sandboxes.enabling_command())
 
 
+def accepted(folder: str) -> Accepted:
+    try:
+        return Accepted(read_site(Path(folder)))
+    except CorruptRecord as error:
+        return Accepted(why=error.message)
+
+
 PROBES: Final[dict[str, Callable[..., object]]] = {
     "torch": torch_,
     "storage": storage,
     "mpi": mpi,
     "world": world,
     "sandbox": sandbox,
+    "accepted": accepted,
 }
 
 

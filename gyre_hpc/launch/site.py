@@ -103,7 +103,7 @@ def read_site(folder: Path) -> Site | None:
         site = msgspec.json.decode(path.read_bytes(), type=Site)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptRecord(
             f"{path}: {error}", fix="sbatch -N2 slurm/accept.sbatch writes it again"
         ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.launch import accept, accept_node
 from gyre_hpc.launch.accept_node import Card, ClockServer, Met, Report, reach, read_reports, report_node
 from gyre_hpc.launch.doctor_ask import Answer
@@ -148,6 +148,12 @@ def test_an_mpi_step_that_fails_or_hangs_is_a_warning() -> None:
 def test_it_is_refused_outside_a_job(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="inside a job"):
         accept.accept(tmp_path, {})
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MissingInput, match="file/deep"):
+        accept._made(tmp_path / "file" / "deep")
 
 
 def test_a_report_survives_the_way_through_its_file(tmp_path: Path) -> None:

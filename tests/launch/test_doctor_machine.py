@@ -90,10 +90,10 @@ def test_packages_are_compared_with_the_requirements_of_this_gyre() -> None:
 def test_torch_is_told_with_its_devices() -> None:
     cpu = machine.judge_torch(probes.Torch("2.7.0+cpu", "", [], False))
     assert states(cpu) == ["ok"] and "cells compute on CPUs" in cpu.found
-    gpus = machine.judge_torch(probes.Torch("2.7.0", "12.8", ["H200", "H200"], True))
+    gpus = machine.judge_torch(probes.Torch("2.7.0", "CUDA 12.8", ["H200", "H200"], True))
     assert states(gpus) == ["ok"] and "2 x H200" in gpus.found
     assert states(machine.judge_torch(probes.Torch("2.7.0+cpu", "", [], True))) == ["warning"]
-    assert states(machine.judge_torch(probes.Torch("2.7.0", "12.8", [], True))) == ["warning"]
+    assert states(machine.judge_torch(probes.Torch("2.7.0", "CUDA 12.8", [], True))) == ["warning"]
     broken = machine.judge_torch("ImportError: libcudart.so.12 (exit code 1)")
     assert states(broken) == ["fault"] and "libcudart" in broken.found
 
