@@ -170,9 +170,9 @@ def _tell_site(site: Site, console: Console, *, as_json: bool) -> None:
         return
     for finding in site.findings:
         name = f"{finding.node} {finding.name}".strip()
-        _print(console, f"{finding.state.value:<8} {name:<20} {finding.found}")
+        _print(console, f"{finding.state.value:<8} {name:<21} {finding.found}")
         if finding.fix:
-            _print(console, f"{'':<8} {'':<20} -> {finding.fix}")
+            _print(console, f"{'':<8} {'':<21} -> {finding.fix}")
 
 
 def controller(arguments: list[str], train: Train) -> None:

@@ -90,7 +90,7 @@ def judge_nodes(names: Sequence[str], reports: Mapping[str, Report], step: Answe
     silent = [
         _of(name, fault("node", f"no report: {step.why}", _FOLDER)) for name in names if name not in reports
     ]
-    return [*silent, *_local(reports), *judge_pairs(names, reports)]
+    return [*silent, *_local(reports), *(judge_pairs(names, reports) if reports else [])]
 
 
 def _local(reports: Mapping[str, Report]) -> list[Finding]:
