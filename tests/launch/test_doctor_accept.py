@@ -76,7 +76,9 @@ def test_a_node_that_never_comes_is_a_fault_and_the_others_do_not_wait_for_ever(
 
 def test_a_step_that_never_started_is_told_once_per_node_and_no_more() -> None:
     found = accept.judge_nodes(NAMES, {}, Answer(1, err="srun: error: Unable to create step"))
-    assert [(each.node, each.name, each.state) for each in found] == [(name, "node", State.FAULT) for name in NAMES]
+    assert [(each.node, each.name, each.state) for each in found] == [
+        (name, "node", State.FAULT) for name in NAMES
+    ]
 
 
 @pytest.mark.parametrize(("spoil", "word"), [(Path.unlink, "before the file"), (Path.touch, "other bytes")])
