@@ -258,7 +258,8 @@ async def test_flush_is_refused_under_calls_and_forgets_pages_between_them(engin
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/generate", {}, "input_ids"),
+        ("/generate", {}, "sampling_params"),
+        ("/generate", {"sampling_params": {"max_new_tokens": 1}}, "input_ids"),
         ("/generate", {"input_ids": ["x"], "sampling_params": {"max_new_tokens": 1}}, "input_ids"),
         ("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
         ("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 512}}, "max_new_tokens"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gyre_hpc.config import CellConfig, ClusterConfig
@@ -61,6 +61,7 @@ def test_a_job_that_is_smaller_in_anything_is_refused_with_both_sides(
     cluster: ClusterConfig, less: str
 ) -> None:
     cluster.layout = "het"
+    assume(cluster.cells % min(cluster.job.cells_per_node, cluster.cells) == 0)  # no place is left over
     services, cells = request_for(cluster).components
     if less == "gres" and not cells.gres:
         return
