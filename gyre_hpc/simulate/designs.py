@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.schedule.settings import LaunchOrder, PolicyName, Settings
 from gyre_hpc.simulate.presets import WorldConfig
-from gyre_hpc.simulate.world import EngineModel, Place, SwitchCosts, World, even_cells
+from gyre_hpc.simulate.world import EngineModel, Place, SwitchCosts, TrainingModel, World, even_cells
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ def place(design: Design, config: WorldConfig, steps: int) -> tuple[Settings, Wo
     world = World(
         cells=cells,
         pool=pool,
-        engine=EngineModel(saturation=config.saturation, tool_share=config.tool_share),
+        engine=EngineModel(config.saturation, config.tool_share, config.prefill_s),
+        training=TrainingModel(config.micro_step_s, config.fill_s, config.step_s),
         switch=SwitchCosts({"join": config.to_training_s}, {"return": config.to_rollout_s}),
         publish_s=config.publish_s,
         launch_s=config.launch_s,
         evaluate_s=config.evaluate_s,
         limit_s=config.limit_h * 3600.0,
+        faults=config.all_faults(),
     )
     settings = Settings(
         capacities=world.capacities,

@@ -1,4 +1,4 @@
-"""Typed schema of `conf/simulate/` and its composition. Hours where a person thinks in hours; seconds from `Scenario` on.
+"""Typed schema of `conf/simulate/` and its composition. Hours where a person thinks in hours; seconds from `World` on.
 
 A world file says what the machine and its executions are; a preset chooses worlds and a study. `compose` merges both with
 the command's overrides, refuses unknown keys by the nearest name, and keeps the overrides, so that a study of several
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
@@ -17,9 +19,12 @@ from gyre_hpc import hydra_app
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulate.trace_files import trace_workload
 from gyre_hpc.simulate.workload import LogNormal, Workload
+from gyre_hpc.simulate.world import AnyFault, wall_time
 
 HOUR = 3600.0
 VERB = "gyre simulate"
+MOST_JOBS = 200
+"""Time limits that a run may meet."""
 
 
 @dataclass
@@ -64,12 +69,40 @@ class WorldConfig:
     """Share of a cell's capacity up to which each execution samples at full speed."""
     tool_share: float = 0.0
     """Share of an undisturbed execution's time that tools take."""
+    prefill_s: float = 0.0
+    """Seconds of progress that an execution repeats when its cell leaves rollout without handing its KV pages on."""
+    micro_step_s: float = 0.0
+    """Seconds an average cell needs for a micro-step; 0 = so small that cells finish together."""
+    fill_s: float = 0.0
+    """Seconds of pipeline fill and drain, once per batch."""
+    step_s: float = 0.0
+    """Seconds of contributions and optimizer update, once per batch."""
+    faults: list[Any] = field(default_factory=list)
+    """What breaks, e.g. [{fault:cell_loss,at_s:7200,cell:2,back_after_s:600}]; also preemption, evaluator_outage."""
+    wall_time_h: float = 0.0
+    """Time limit of a job, at which the run is requeued; 0 = none."""
+    requeue_h: float = 0.5
+    """Hours from a time limit until the job runs again."""
 
     @property
     def training_per_s(self) -> float:
         """Node-seconds of training per second of an execution."""
         step_s = self.batch_groups * self.executions_per_group * self.mean_h * HOUR
         return self.training_work * self.training_h * HOUR * self.nodes / step_s
+
+    def all_faults(self) -> tuple[AnyFault, ...]:
+        """Those given and the time limits. Raises ConfigError."""
+        try:
+            given = msgspec.convert(self.faults, tuple[AnyFault, ...], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"world.faults: {error}",
+                fix="give each as {fault:cell_loss,at_s:SECONDS,cell:I}, {fault:preemption,at_s:SECONDS,back_after_s:SECONDS}"
+                " or {fault:evaluator_outage,at_s:SECONDS,seconds:SECONDS}",
+            ) from error
+        if not self.wall_time_h:
+            return given
+        return given + wall_time(self.wall_time_h * HOUR, self.requeue_h * HOUR, MOST_JOBS)
 
     def workload(self) -> Workload:
         """What the executions do. Raises ConfigError or MissingInput naming the trace."""

@@ -59,6 +59,33 @@ def test_pictures_are_made_of_the_rows_that_were_measured(
     assert {"simulation.html", "idle.png", "ladder.png", "roles-yours.png"} <= names
 
 
+BROKEN = "world.faults=[{fault:cell_loss,at_s:3600,cell:3},{fault:evaluator_outage,at_s:1000,seconds:9000}]"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        (BROKEN,),
+        ("world.wall_time_h=4", "world.requeue_h=1"),
+        ("world.micro_step_s=300", "world.fill_s=200", "world.step_s=100"),
+        ("world.prefill_s=900",),
+        ("world.saturation=0.5",),
+    ],
+)
+def test_what_costs_time_costs_time(capsys: pytest.CaptureFixture[str], harm: tuple[str, ...]) -> None:
+    def hours(*more: str) -> float:
+        call = ("world=P1", "cells=4", "steps_per_burst=4", *TINY, *SHORT, "--json", *more)
+        return float(json.loads(simulate(capsys, *call)[1])["design"]["hours_per_step"])
+
+    assert hours(*harm) > 1.005 * hours()
+
+
+def test_an_unknown_fault_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = simulate(capsys, "world=P1", *TINY, "world.faults=[{fault:cel_loss,at_s:1,cell:0}]")
+    assert code == ConfigError.exit_code
+    assert "'cel_loss'" in said and "cell_loss" in said
+
+
 def test_same_seeds_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     call = ("preset=paper_2p4t", "--json", *TINY, *SHORT)
     once = simulate(capsys, *call)
