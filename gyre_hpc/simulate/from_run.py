@@ -146,7 +146,7 @@ def _serves_s(world: World) -> float:
 
 
 def _show(recording: Recording, config: RunConfig, outcome: Outcome, console: Console) -> None:
-    table = Table("", "policy", "mu, phi", "cells", "wall time", "s/step", "steps", "staleness")
+    table = Table("", "policy", "mu, phi", "cells", "wall time", "s/step", "steps", r"E\[d]")
     rows = {"recorded": (recording.config, _recorded(recording))}
     rows["simulated"] = (config, _simulated(recording, config, outcome))
     for name, (own, values) in rows.items():

@@ -256,7 +256,7 @@ def _numbers(name: str, text: str, least: float) -> list[float]:
 
 
 def _show(recording: Recording, rows: list[Row], recorded: Row, bound: float, console: Console) -> None:
-    table = Table("", "mu", "phi", "cells", "s/step", "+- 95 %", "staleness", "over BB", "over WC")
+    table = Table("", "mu", "phi", "cells", "s/step", "+- 95 %", r"E\[d]", "over BB", "over WC")
     for name, row in [*((str(place), row) for place, row in enumerate(rows, 1)), ("RUN", recorded)]:
         seconds = row.seconds_per_step
         table.add_row(
