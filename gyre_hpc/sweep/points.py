@@ -9,8 +9,8 @@ from typing import Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-OF_THE_JOB: Final = "cluster.job."
-"""A word of this section says how a point is run, not what it is; a later call may give another."""
+from gyre_hpc.launch.profiles import OF_THE_JOB
+
 NAME_LENGTH: Final = 100
 """A folder's name may have 255 bytes, and a time stamp follows."""
 

@@ -13,11 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc import cli_slurm
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.controller.train import new_run
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch import staging
+from gyre_hpc.launch import profiles, staging
 from gyre_hpc.launch import submit as slurm
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.sweep.manifest import Entry, Manifest
@@ -87,7 +86,7 @@ def _checked(
     layout = manifest.run_of(entry) if entry else None
     try:
         config = _configured(point, site, layout)
-        slurm.script_for(config, layout or cli_slurm.planned(config))
+        slurm.script_for(config, layout or profiles.planned(config))
         staging.check_staged(config, layout)
     except GyreError as error:
         tell(_line(manifest.record(point, run=layout, error=str(error), time=_now())))
@@ -98,7 +97,7 @@ def _checked(
 def _configured(point: Point, site: Path | None, layout: RunLayout | None) -> RunConfig:
     """The point's configuration; of a run that exists, its own with the job request of this call."""
     named = any(word.startswith(("cluster=", "cluster.kind=")) for word in point.overrides)
-    config = cli_slurm.composed([*([] if named else [CLUSTER]), *point.overrides], site)
+    config = profiles.composed([*([] if named else [CLUSTER]), *point.overrides], site)
     if layout is None:
         config.name = run_name(config.name, point)
         return config

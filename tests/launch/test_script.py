@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.cli_slurm import site_overrides
 from gyre_hpc.config import CellConfig, ClusterConfig, RunConfig
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.placement import Placement
 from gyre_hpc.launch.plan import ProcessSpec
+from gyre_hpc.launch.profiles import site_overrides
 from gyre_hpc.launch.request import request_for
 from gyre_hpc.launch.script import Names, render
 from gyre_hpc.launch.slurm import contained, srun_command

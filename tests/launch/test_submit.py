@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from gyre_hpc.cli import main
-from gyre_hpc.cli_slurm import resubmitted, site_overrides
 from gyre_hpc.config import load_run_config, save_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.hydra_app import compose
+from gyre_hpc.launch.profiles import resubmitted, site_overrides
 
 QUICKSTART = ["experiment=quickstart", "cluster=devcluster"]
 SITE = Path(__file__).parents[2] / "slurm" / "sites" / "example.yaml"
