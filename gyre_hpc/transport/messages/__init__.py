@@ -1,0 +1,183 @@
+"""Every message that crosses a link, by direction. Small, ordered, typed; bulk goes through regions.
+
+A link joins the controller to one peer: a cell leader, the gateway, the runner or the processor. The envelope
+(epoch, incarnation, sequence) belongs to `wire.py`; these are the bodies. This package is the one to import from. Pickle never crosses a wire.
+
+An answer names its command: calls and work by execution and attempt, batch, micro-step or version, switches and routes by
+a `Serial` of their own, so that a late answer is never taken for that of a later command.
+"""
+
+from __future__ import annotations
+
+from gyre_hpc.transport.messages.base import Goodbye, Heartbeat, Hello, Message, PeerKind, Serial, Shutdown
+from gyre_hpc.transport.messages.cell import (
+    BatchCommitted,
+    BecomeEngine,
+    BecomeTrainer,
+    CellSwitched,
+    Claim,
+    Claimed,
+    CommitBatch,
+    CommitFailed,
+    Contribution,
+    ContributionCommitted,
+    EngineDown,
+    FlushContribution,
+    MicroStepDone,
+    MicroStepUnavailable,
+    PublishWeights,
+    RestoreTrainer,
+    StartBatch,
+    StartPostponed,
+    SwitchFailed,
+    SwitchPostponed,
+    TrainerRestored,
+    WeightsPublished,
+    WorkReady,
+)
+from gyre_hpc.transport.messages.gateway import (
+    CloseExecution,
+    EngineFault,
+    ExecutionSealed,
+    GatewayStatus,
+    HeldBack,
+    OpenExecution,
+    Route,
+    Unroute,
+    Unrouted,
+)
+from gyre_hpc.transport.messages.processor import (
+    DropGroup,
+    ExecutionOutcome,
+    ExpectGroup,
+    GroupProcessed,
+    MicroStepRef,
+    Seal,
+    ShardSealed,
+)
+from gyre_hpc.transport.messages.regions import Fragment, Manifest, RegionKind
+from gyre_hpc.transport.messages.runner import (
+    AssessExecution,
+    CancelExecution,
+    ExecutionAssessed,
+    ExecutionClosed,
+    ExecutionStarted,
+    ForgetExecution,
+    StartExecution,
+)
+
+__all__ = [
+    "AssessExecution",
+    "BatchCommitted",
+    "BecomeEngine",
+    "BecomeTrainer",
+    "CancelExecution",
+    "CellSwitched",
+    "Claim",
+    "Claimed",
+    "CloseExecution",
+    "CommitBatch",
+    "CommitFailed",
+    "Contribution",
+    "ContributionCommitted",
+    "DropGroup",
+    "EngineDown",
+    "EngineFault",
+    "ExecutionAssessed",
+    "ExecutionClosed",
+    "ExecutionOutcome",
+    "ExecutionSealed",
+    "ExecutionStarted",
+    "ExpectGroup",
+    "FlushContribution",
+    "ForgetExecution",
+    "Fragment",
+    "FromController",
+    "FromPeer",
+    "GatewayStatus",
+    "Goodbye",
+    "GroupProcessed",
+    "Heartbeat",
+    "HeldBack",
+    "Hello",
+    "Manifest",
+    "Message",
+    "MicroStepDone",
+    "MicroStepRef",
+    "MicroStepUnavailable",
+    "OpenExecution",
+    "PeerKind",
+    "PublishWeights",
+    "RegionKind",
+    "RestoreTrainer",
+    "Route",
+    "Seal",
+    "Serial",
+    "ShardSealed",
+    "Shutdown",
+    "StartBatch",
+    "StartExecution",
+    "StartPostponed",
+    "SwitchFailed",
+    "SwitchPostponed",
+    "TrainerRestored",
+    "Unroute",
+    "Unrouted",
+    "WeightsPublished",
+    "WorkReady",
+]
+
+FromPeer = (
+    Hello
+    | Heartbeat
+    | Goodbye
+    | Unrouted
+    | EngineFault
+    | ExecutionSealed
+    | HeldBack
+    | GatewayStatus
+    | ExecutionStarted
+    | ExecutionClosed
+    | ExecutionAssessed
+    | GroupProcessed
+    | ShardSealed
+    | CellSwitched
+    | SwitchFailed
+    | SwitchPostponed
+    | StartPostponed
+    | EngineDown
+    | Claim
+    | MicroStepDone
+    | MicroStepUnavailable
+    | Contribution
+    | BatchCommitted
+    | CommitFailed
+    | WeightsPublished
+    | TrainerRestored
+)
+FromController = (
+    Shutdown
+    | OpenExecution
+    | CloseExecution
+    | Route
+    | Unroute
+    | StartExecution
+    | CancelExecution
+    | AssessExecution
+    | ForgetExecution
+    | HeldBack
+    | ExpectGroup
+    | ExecutionOutcome
+    | DropGroup
+    | Seal
+    | BecomeTrainer
+    | BecomeEngine
+    | StartBatch
+    | Claimed
+    | WorkReady
+    | FlushContribution
+    | ContributionCommitted
+    | CommitBatch
+    | PublishWeights
+    | RestoreTrainer
+)

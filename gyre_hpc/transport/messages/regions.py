@@ -1,0 +1,42 @@
+"""Manifests: where a published region lies and how to check it."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class RegionKind(enum.StrEnum):
+    """What a region holds (design section 4)."""
+
+    WEIGHTS = "weights"
+    GRADIENT = "gradient"
+    KV_PAGE = "kv_page"
+    MICRO_STEPS = "micro_steps"
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """One array of a region. `xxh3` is the hex xxh3-64 of its bytes; `dtype` is numpy's (little-endian)."""
+
+    id: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    xxh3: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Where an immutable, versioned region lies and how to check it. `address` is host:port of the owner's server.
+
+    `path` is the region's file on the owner's host; a puller that sees it maps it, any other asks `address`.
+    """
+
+    kind: RegionKind
+    name: str
+    version: int
+    layout: str
+    owner: str
+    address: str
+    fragments: tuple[Fragment, ...]
+    path: str = ""
