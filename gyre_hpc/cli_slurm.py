@@ -20,6 +20,7 @@ from gyre_hpc import hydra_app
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.launch import profiles
+from gyre_hpc.launch.bad_nodes import submitted_exclude
 from gyre_hpc.launch.site import Site
 from gyre_hpc.layout import RunLayout
 
@@ -219,6 +220,7 @@ def _run_to_submit(overrides: list[str], site: Path | None) -> tuple[RunConfig, 
     layout = RunLayout(Path(going_on.resume).absolute())
     config = profiles.resubmitted(load_run_config(layout.root), [*profiles.site_overrides(site), *others])
     config.resume_force = going_on.resume_force
+    config.cluster.job.exclude = submitted_exclude(config.cluster.job.exclude, layout)
     return config, layout
 
 

@@ -199,6 +199,16 @@ class ClusterConfig:
     """Seconds after which a replacement no longer counts against `restarts`."""
     start_timeout_s: float = 300.0
     """Seconds a process may take from launch to its first hello."""
+    bad_node_deaths: int = 3
+    """Deaths of cells on one node within `bad_node_window_s` after which the node is bad: avoided, and excluded from the
+    run's next job (slurm)."""
+    bad_node_window_s: float = 3600.0
+    """Seconds after which a death no longer counts against its node (slurm)."""
+    bad_node_expire_s: float = 86400.0
+    """Seconds after which a bad node may be given again (slurm)."""
+    health_probe: list[str] = field(default_factory=list)
+    """Command run on a cell's node before the cell starts, as the site's node health check; if it fails, or takes more than
+    60 s, the node is bad (slurm)."""
 
 
 @dataclass

@@ -55,6 +55,8 @@ AT_LEAST = {
     "cluster.job.margin_s": 0,
     "cluster.restarts": 0,
     "cluster.restart_window_s": 1,
+    "cluster.bad_node_deaths": 1,
+    "cluster.bad_node_window_s": 1,
     "gateway.max_output_tokens": 1,
     "tasks.heldout": 0,
     "tasks.evaluation_repeats": 1,

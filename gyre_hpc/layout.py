@@ -80,6 +80,11 @@ class RunLayout:
         return self.root / "jobs"
 
     @property
+    def bad_nodes(self) -> Path:
+        """JSON list of nodes the run's next job should not be given (launch/bad_nodes.py)."""
+        return self.root / "bad_nodes.json"
+
+    @property
     def package(self) -> Path:
         """Folder that holds the frozen copy of gyre_hpc: what `gyre submit` runs."""
         return self.root / "package"
