@@ -215,6 +215,11 @@ class ClusterConfig:
 class TransportConfig:
     """Links and regions."""
 
+    kind: str = "sockets"
+    """How regions travel between hosts, beside TCP, which always can: `sockets` (TCP alone), `mpi`, `nixl` (RDMA), or `auto`:
+    the best that the site's acceptance job (slurm/accept.sbatch) saw pass between two nodes."""
+    same_host: bool = True
+    """Map a region that lies on the puller's own host; false sends it over the network too, to try a network on one node."""
     heartbeat_s: float = 1.0
     """Seconds between two heartbeats."""
     pull_timeout_s: float = 120.0

@@ -25,6 +25,7 @@ CHOICES = {
     "harness.dialect": ("openai-chat", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),
     "trainer.packing": ("tree", "rows"),
+    "transport.kind": ("sockets", "mpi", "nixl", "auto"),
 }
 """Keys with a closed set of values."""
 

@@ -57,7 +57,7 @@ from gyre_hpc.transport.messages import (
     WeightsPublished,
     WorkReady,
 )
-from gyre_hpc.transport.regions import PullFailed, RegionServer, pull
+from gyre_hpc.transport.regions import PullFailed, RegionServer
 
 log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
@@ -90,13 +90,12 @@ class Cell:
         self,
         config: RunConfig,
         layout: RunLayout,
-        secret: bytes,
         send: Callable[[Message], None],
         engine: EngineHost,
         trainer: TrainerHost,
         regions: RegionServer,
     ) -> None:
-        self._config, self._layout, self._secret, self._send = config, layout, secret, send
+        self._config, self._layout, self._send = config, layout, send
         self._engine, self._trainer, self._regions = engine, trainer, regions
         self._machine = RoleMachine()
         self._core = False
@@ -377,4 +376,4 @@ class Cell:
         return manifest
 
     async def _pull(self, manifest: Manifest) -> dict[str, Array]:
-        return await pull(manifest, deadline_s=self._config.transport.pull_timeout_s, secret=self._secret)
+        return await self._regions.pull(manifest, deadline_s=self._config.transport.pull_timeout_s)

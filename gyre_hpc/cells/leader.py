@@ -23,10 +23,11 @@ from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
+from gyre_hpc.transport.backends import region_server
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import FromController, Goodbye, Hello, PeerKind, Shutdown
 from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder
-from gyre_hpc.transport.regions import RegionServer, run_key
+from gyre_hpc.transport.regions import run_key
 
 log = logging.getLogger("gyre_hpc.cells.leader")
 
@@ -48,10 +49,10 @@ class Leader:
         self._engine = EngineHost(config, layout, cell, incarnation, layout.logs(link.epoch), self._scratch)
         self._engine.on_death = self._engine_died
         self._trainer = TrainerHost(config, layout)
-        self._regions = RegionServer(config.cluster.host, f"cell-{cell}", run_key(secret), secret=secret)
+        self._regions = region_server(config, f"cell-{cell}", secret)
         self.exit_code = 0
         """1 after an error, or the exit code of an error that a restart would only repeat."""
-        self._cell = Cell(config, layout, secret, link.send, self._engine, self._trainer, self._regions)
+        self._cell = Cell(config, layout, link.send, self._engine, self._trainer, self._regions)
 
     async def run(self) -> str:
         """Serve until told to end ("") or unable to go on (the reason)."""

@@ -32,6 +32,7 @@ from gyre_hpc.trajectories.call_book import AttemptId, CallBook
 from gyre_hpc.trajectories.micro_steps import MicroStep
 from gyre_hpc.trajectories.process import Attempt, ProcessedGroup, Settings, process_group
 from gyre_hpc.trajectories.tree import build_tree
+from gyre_hpc.transport.backends import region_server
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import (
     DropGroup,
@@ -49,7 +50,6 @@ from gyre_hpc.transport.messages import (
     ShardSealed,
     Shutdown,
 )
-from gyre_hpc.transport.regions import RegionServer, run_key
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ async def serve(run: Path, incarnation: int) -> None:
     """The life of the process: until Shutdown, a signal, or the end of the link."""
     layout, config = RunLayout(run.resolve()), load_run_config(run)
     secret = read_secret(layout)
-    regions = RegionServer(config.cluster.host, "processor", run_key(secret), secret=secret)
+    regions = region_server(config, "processor", secret)
     await regions.start()
     hello = Hello(PeerKind.PROCESSOR, 0, os.getpid(), socket.gethostname(), "")
     link = await Link.connect(

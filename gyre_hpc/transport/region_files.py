@@ -104,7 +104,9 @@ def map_file(path: Path, expected: int) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
 
 
-def verified(buffer: mmap.mmap | bytearray | bytes, fragments: Sequence[Fragment]) -> dict[str, Array]:
+def verified(
+    buffer: mmap.mmap | bytearray | memoryview | bytes, fragments: Sequence[Fragment]
+) -> dict[str, Array]:
     """The arrays inside a whole region's bytes, without a copy. Raises CorruptRecord naming the fragment."""
     arrays: dict[str, Array] = {}
     for fragment, offset in zip(fragments, _offsets(fragments), strict=True):

@@ -1,33 +1,34 @@
-"""Regions: immutable, versioned, checksummed bulk. The owner publishes, others pull by manifest (backend: sockets).
+"""Regions: immutable, versioned, checksummed bulk. The owner publishes, others pull by manifest.
 
-On the owner's host a pull maps the region's file; from elsewhere it streams the bytes over TCP after a proof of the
-run secret. Either way every fragment is checked against the manifest before the caller sees any: a pull is complete
-or raises PullFailed. Pulled arrays are private to the puller and stay valid after the owner drops or dies. On its
-host a region also outlives its owner by one restart, so manifests others hold stay good while the owner recovers.
+On the owner's host a pull maps the region's file. From elsewhere it takes the first way that works: the run's backend
+(`transport.kind`) where owner and puller have it, then TCP, all within one deadline; a way that fails is logged with the
+owner and the reason, counted, and left alone for a while. Whatever the way, every fragment is checked against the
+manifest before the caller sees any: a pull is complete or raises PullFailed. Pulled arrays are private to the puller
+and stay valid after the owner drops or dies. On its host a region also outlives its owner by one restart, so manifests
+others hold stay good while the owner recovers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import itertools
 import logging
-import secrets
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-import msgspec
 import numpy.typing as npt
 
-from gyre_hpc.errors import CorruptRecord, GyreError, ProtocolViolation
+from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.transport import region_files
-from gyre_hpc.transport.hosts import own_address
+from gyre_hpc.transport.backend import Backend, Buffer, Room, WayFailed
 from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.region_files import remove_leftovers
-from gyre_hpc.transport.wire import HANDSHAKE_S, NONCE_BYTES, frame, proof, read_frame
+from gyre_hpc.transport.region_streams import SocketBackend
 
 __all__ = [
     "Fragment",
@@ -43,7 +44,12 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
-CHUNK: Final = 1 << 20
+SAME_HOST: Final = "same host"
+"""The way that maps the owner's file, among the counted ways."""
+SHARE: Final = 0.5
+"""Part of the time left that a way may take while another can follow."""
+AVOID_S: Final = 60.0
+"""A way that failed with an owner is not tried with that owner again for so long."""
 
 
 def run_key(secret: bytes) -> str:
@@ -60,42 +66,47 @@ class PullFailed(GyreError):
         self.reason = reason
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Puller to owner, after the owner's nonce: the region's file name and the proof of the run secret."""
-
-    region: str
-    proof: bytes
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """Owner to puller: `bytes` follow, or nothing and why."""
-
-    bytes: int
-    reason: str = ""
-
-
 class RegionServer:
-    """Publishes the regions of one owner (unique in the run: "cell-1", "processor").
+    """Publishes the regions of one owner (unique in the run: "cell-1", "processor") and pulls those of others.
 
-    Without `secret` no byte is served over TCP: enough where all processes share a host.
+    Without `secret` no byte is served over TCP: enough where all processes share a host. `backends` are started and
+    closed here; `same_host=False` pulls over the network even what lies on this host, which tests of networks need.
     """
 
-    def __init__(self, host: str, owner: str, run_key: str, *, secret: bytes = b"") -> None:
-        self._host = own_address(host)
+    def __init__(
+        self,
+        host: str,
+        owner: str,
+        run_key: str,
+        *,
+        secret: bytes = b"",
+        backends: Sequence[Backend] = (),
+        same_host: bool = True,
+    ) -> None:
         self._owner = owner
         self._run_key = run_key
-        self._secret = secret
-        self._address = ""
+        self._sockets = SocketBackend(host, owner, secret)
+        self._backends = list(backends)
+        self._same_host = same_host
         self._folder = Path()
         self._serial = itertools.count()
-        self._server: asyncio.Server | None = None
+        self.started = False
+        self.ways: Counter[str] = Counter()
+        """Pulls by the way that brought them ("same host", "sockets", ...), and "NAME failed" for each that did not."""
+        self._avoid: dict[tuple[str, str], float] = {}
 
     async def start(self) -> None:
         """Listen. What the process before this one published stays readable on this host; older regions are freed."""
         self._folder = region_files.make_owner_folder(self._run_key, self._owner)
-        self._server = await asyncio.start_server(self._serve, self._host, 0)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self._address = f"{host}:{port}"
+        await self._sockets.start()
+        self.started = True
+        for backend in tuple(self._backends):
+            try:
+                await backend.start()
+            except (WayFailed, OSError, TimeoutError) as error:
+                self._backends.remove(backend)
+                self.ways[f"{backend.name} failed"] += 1
+                log.warning("%s goes on without transport %s: %s", self._owner, backend.name, error)
 
     def publish(
         self, kind: RegionKind, name: str, version: int, layout: str, arrays: Mapping[str, Array]
@@ -103,115 +114,138 @@ class RegionServer:
         """Copy `arrays` into a region; callable from any thread. Raises StorageFull."""
         path = self._folder / f"{kind}-{quote(name, safe='')}-v{version}-{next(self._serial)}"
         fragments = region_files.write(path, arrays)
+        total = region_files.total_bytes(fragments)
         return Manifest(
             kind=kind,
             name=name,
             version=version,
             layout=layout,
             owner=self._owner,
-            address=self._address,
+            address=self._sockets.offer(path, total),
             fragments=fragments,
             path=str(path),
+            ways=self._offer(path, total),
         )
+
+    def _offer(self, path: Path, total: int) -> dict[str, str]:
+        ways: dict[str, str] = {}
+        for backend in self._backends:
+            try:
+                ways[backend.name] = backend.offer(path, total)
+            except (WayFailed, OSError) as error:
+                self.ways[f"{backend.name} failed"] += 1
+                log.warning(
+                    "%s: region %s is not offered by %s: %s", self._owner, path.name, backend.name, error
+                )
+        return ways
 
     def drop(self, manifest: Manifest) -> None:
         """Free the region; pulls that have begun still end well. Dropping twice changes nothing."""
-        (self._folder / Path(manifest.path).name).unlink(missing_ok=True)
+        path = self._folder / Path(manifest.path).name
+        path.unlink(missing_ok=True)
+        for backend in (self._sockets, *self._backends):
+            backend.withdraw(path)
 
     def close(self) -> None:
         """Stop serving and free every region."""
-        if self._server is not None:
-            self._server.close()
-            region_files.remove_owner_folder(self._folder)
+        if not self.started:
+            return
+        self.started = False
+        for backend in (self._sockets, *self._backends):
+            backend.close()
+        region_files.remove_owner_folder(self._folder)
+        if self.ways:
+            log.info("pulls by way: %s", ", ".join(f"{way} {n}" for way, n in sorted(self.ways.items())))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pull(
+        self, manifest: Manifest, *, deadline_s: float, into: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """All arrays of the region, checked; copied into `into` if given. Raises PullFailed and changes nothing then."""
+        end, total = time.monotonic() + deadline_s, region_files.total_bytes(manifest.fragments)
+        arrays = await self._map(manifest, total, deadline_s) if self._same_host else None
+        if arrays is None:
+            arrays = await self._fetch(manifest, total, end, deadline_s)
+        return arrays if into is None else _copied(manifest, arrays, into)
+
+    async def _map(self, manifest: Manifest, total: int, deadline_s: float) -> dict[str, Array] | None:
+        """From the owner's file; None where this host does not have it."""
         try:
-            await self._answer(reader, writer)
-        except (OSError, TimeoutError, msgspec.DecodeError, ProtocolViolation) as error:
-            log.warning("%s: pull from %s ended: %s", self._owner, writer.get_extra_info("peername"), error)
-        finally:
-            writer.close()
+            async with asyncio.timeout(deadline_s):
+                buffer = await asyncio.to_thread(region_files.map_file, Path(manifest.path), total)
+                return await self._verified(manifest, buffer, SAME_HOST)
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
+            return None
+        except TimeoutError as error:
+            raise PullFailed(manifest, f"not complete within {deadline_s:g} s") from error
+        except (CorruptRecord, OSError) as error:
+            raise PullFailed(manifest, str(error)) from error
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        writer.write(nonce)
-        async with asyncio.timeout(HANDSHAKE_S):
-            data = await read_frame(reader)
-        ask = msgspec.msgpack.decode(data or b"", type=Ask)
-        if not self._secret or not hmac.compare_digest(
-            _ask_proof(self._secret, nonce, ask.region), ask.proof
-        ):
-            writer.write(frame(Answer(bytes=0, reason="the puller does not know the run's secret")))
-            return
-        path = self._folder / Path(ask.region).name
-        if not path.is_file():
-            writer.write(frame(Answer(bytes=0, reason="the owner has dropped the region")))
-            return
-        view = memoryview(region_files.map_file(path, path.stat().st_size))
-        writer.write(frame(Answer(bytes=len(view))))
-        for offset in range(0, len(view), CHUNK):
-            writer.write(view[offset : offset + CHUNK])
-            await writer.drain()
+    async def _verified(self, manifest: Manifest, buffer: Buffer, way: str) -> dict[str, Array]:
+        try:
+            arrays = await asyncio.to_thread(region_files.verified, buffer, manifest.fragments)
+        except CorruptRecord as error:
+            raise PullFailed(manifest, error.message) from error
+        self.ways[way] += 1
+        return arrays
+
+    async def _fetch(self, manifest: Manifest, total: int, end: float, deadline_s: float) -> dict[str, Array]:
+        """By the first way that works; raises PullFailed with the reason of the last."""
+        ways = [*self._usable(manifest), self._sockets]
+        for backend in ways:
+            last = backend is ways[-1]
+            left = end - time.monotonic()
+            until = end if last else end - (1 - SHARE) * left
+            try:
+                return await self._attempt(backend, manifest, total, until)
+            except TimeoutError as error:
+                failure = PullFailed(manifest, f"not complete within {deadline_s:g} s")
+                failure.__cause__ = error
+            except (OSError, WayFailed) as error:
+                failure = PullFailed(manifest, _reason(error))
+                failure.__cause__ = error
+            except PullFailed as error:
+                failure = error
+            self.ways[f"{backend.name} failed"] += 1
+            if not last:
+                self._avoid[backend.name, manifest.owner] = time.monotonic() + AVOID_S
+                log.warning("by %s: %s", backend.name, failure)
+        raise failure
+
+    def _usable(self, manifest: Manifest) -> list[Backend]:
+        now = time.monotonic()
+        return [
+            backend
+            for backend in self._backends
+            if backend.name in manifest.ways and self._avoid.get((backend.name, manifest.owner), 0.0) <= now
+        ]
+
+    async def _attempt(
+        self, backend: Backend, manifest: Manifest, total: int, until: float
+    ) -> dict[str, Array]:
+        room = Room(total)
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await backend.fetch(manifest, room, until)
+                return await self._verified(manifest, room.buffer, backend.name)
+        finally:
+            room.close()
 
 
 async def pull(
     manifest: Manifest, *, into: Mapping[str, Array] | None = None, deadline_s: float, secret: bytes = b""
 ) -> dict[str, Array]:
-    """All arrays of the region, checked; copied into `into` if given. Raises PullFailed and changes nothing then.
+    """The pull of a process that publishes nothing: `RegionServer.pull` without a backend.
 
     `secret` is the run's; needed only from another host than the owner's.
     """
-    try:
-        async with asyncio.timeout(deadline_s):
-            arrays = await _arrays(manifest, secret)
-    except TimeoutError as error:
-        raise PullFailed(manifest, f"not complete within {deadline_s:g} s") from error
-    except CorruptRecord as error:
-        raise PullFailed(manifest, error.message) from error
-    except (OSError, ProtocolViolation, msgspec.DecodeError, asyncio.IncompleteReadError) as error:
-        raise PullFailed(
-            manifest, f"the owner is gone or broken ({type(error).__name__}: {error})"
-        ) from error
-    return arrays if into is None else _copied(manifest, arrays, into)
+    puller = RegionServer("127.0.0.1", "puller", "", secret=secret)
+    return await puller.pull(manifest, into=into, deadline_s=deadline_s)
 
 
-async def _arrays(manifest: Manifest, secret: bytes) -> dict[str, Array]:
-    total = region_files.total_bytes(manifest.fragments)
-    try:
-        buffer: Any = await asyncio.to_thread(region_files.map_file, Path(manifest.path), total)
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        buffer = await _stream(manifest, secret, total)
-    return await asyncio.to_thread(region_files.verified, buffer, manifest.fragments)
-
-
-async def _stream(manifest: Manifest, secret: bytes, total: int) -> bytearray:
-    """The region's bytes over TCP."""
-    host, _, port = manifest.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=CHUNK)
-    try:
-        nonce = await reader.readexactly(NONCE_BYTES)
-        region = Path(manifest.path).name
-        writer.write(frame(Ask(region=region, proof=_ask_proof(secret, nonce, region))))
-        answer = msgspec.msgpack.decode(await read_frame(reader) or b"", type=Answer)
-        if answer.reason or answer.bytes != total:
-            raise PullFailed(
-                manifest, answer.reason or f"{answer.bytes} bytes offered, manifest says {total}"
-            )
-        return await _fill(reader, total)
-    finally:
-        writer.close()
-
-
-async def _fill(reader: asyncio.StreamReader, total: int) -> bytearray:
-    buffer = bytearray(total)
-    offset = 0
-    while offset < total:
-        data = await reader.read(min(CHUNK, total - offset))
-        if not data:
-            raise ConnectionError(f"stream ended after {offset} of {total} bytes")
-        buffer[offset : offset + len(data)] = data
-        offset += len(data)
-    return buffer
+def _reason(error: Exception) -> str:
+    if isinstance(error, WayFailed):
+        return error.message
+    return f"the owner is gone or broken ({type(error).__name__}: {error})"
 
 
 def _copied(manifest: Manifest, arrays: dict[str, Array], into: Mapping[str, Array]) -> dict[str, Array]:
@@ -222,7 +256,3 @@ def _copied(manifest: Manifest, arrays: dict[str, Array], into: Mapping[str, Arr
     for name, array in arrays.items():
         into[name][...] = array
     return {name: into[name] for name in arrays}
-
-
-def _ask_proof(secret: bytes, nonce: bytes, region: str) -> bytes:
-    return proof(secret, "region", nonce, b"", region.encode())

@@ -146,7 +146,6 @@ class Bench:
         self.cell = Cell(
             config,
             layout,
-            b"",
             self.sent.append,
             self.engine,  # type: ignore[arg-type]
             self.trainer,  # type: ignore[arg-type]

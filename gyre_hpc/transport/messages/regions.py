@@ -29,7 +29,8 @@ class Fragment(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """Where an immutable, versioned region lies and how to check it. `address` is host:port of the owner's server.
 
-    `path` is the region's file on the owner's host; a puller that sees it maps it, any other asks `address`.
+    `path` is the region's file on the owner's host; a puller that sees it maps it, any other takes one of the `ways`
+    (backend name -> address of the region there) or asks `address`.
     """
 
     kind: RegionKind
@@ -40,3 +41,4 @@ class Manifest(msgspec.Struct, frozen=True):
     address: str
     fragments: tuple[Fragment, ...]
     path: str = ""
+    ways: dict[str, str] = {}

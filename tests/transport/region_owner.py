@@ -1,0 +1,55 @@
+"""An owner of regions as a process of its own: `region_owner.py KIND OWNER RUN_KEY`, told by JSON lines what to do.
+
+["publish", NAME, BYTES] answers a manifest; ["drop", MANIFEST] and ["flip", MANIFEST, OFFSET] answer null. Ends at the
+end of its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gyre_hpc.transport.backends import make_backends
+from gyre_hpc.transport.messages import Manifest, RegionKind
+from gyre_hpc.transport.regions import RegionServer
+
+SECRET = b"s" * 32
+
+
+def arrays_of(size: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Three fragments of `size` bytes and more together; of 0 bytes for size 0."""
+    numbers = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    return {"numbers": numbers, "none": np.empty((0, 3), np.float32), "half": numbers[: size // 2]}
+
+
+async def main(kind: str, owner: str, run_key: str) -> None:
+    server = RegionServer("127.0.0.1", owner, run_key, secret=SECRET, backends=make_backends(kind))
+    await server.start()
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+        verb, what, *more = msgspec.json.decode(line)
+        answer: Manifest | None = None
+        if verb == "publish":
+            answer = server.publish(RegionKind.WEIGHTS, what, 3, "layout", arrays_of(*more))
+        elif verb == "drop":
+            server.drop(msgspec.convert(what, Manifest))
+        elif verb == "flip":
+            _flip(msgspec.convert(what, Manifest).path, *more)
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.flush()
+    server.close()
+
+
+def _flip(path: str, offset: int) -> None:
+    """Turn one bit of the region's file around, in place."""
+    file = os.open(path, os.O_RDWR)
+    os.pwrite(file, bytes([os.pread(file, 1, offset)[0] ^ 1]), offset)
+    os.close(file)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
