@@ -1,12 +1,12 @@
 """Cells: their order, the core, and every change of role.
 
-Cells joining or training are a prefix of the order. A cell that joins while its return is decided is recalled: its
+Cells joining or training are a prefix of the order; guests that never train stand at its end. A cell that joins while its return is decided is recalled: its
 to_rollout follows when the switch has ended, so a cell never has two switches under way. A switch that failed (reported
 as cell_unroutable while joining or returning) ends by cell_ready for the role it was meant for, or by cell_lost; a
 cell_ready(rollout) from a joining cell only says that its engine came back before the switch began.
 
 After a capacity loss the order is renumbered over live cells and training cells return until w + e <= C_R. The first
-live cell that has ever been ready becomes the core when the core is lost.
+live cell of the run's own that has ever been ready becomes the core when the core is lost; guests never do.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.batches import supply, void_batch
 from gyre_hpc.schedule.policies import policy_of
-from gyre_hpc.schedule.policies.base import headroom, is_short
+from gyre_hpc.schedule.policies.base import headroom, in_training, is_short
 from gyre_hpc.schedule.protocol import (
     CellAdded,
+    CellKind,
     CellLost,
     CellReady,
     CellRoutable,
@@ -27,7 +28,7 @@ from gyre_hpc.schedule.protocol import (
     ToRollout,
     ToTraining,
 )
-from gyre_hpc.schedule.state import Cell, CellRole
+from gyre_hpc.schedule.state import IN_TRAINING, Cell, CellRole
 from gyre_hpc.schedule.turn import Turn
 
 READY = {
@@ -78,13 +79,14 @@ def _set_routable(turn: Turn, id_: CellId, routable: bool) -> None:
 
 
 def cell_added(turn: Turn, event: CellAdded) -> None:
-    """A replacement serves rollout from the end of the order."""
+    """A replacement or a guest serves rollout from the end of the order of cells like it."""
     if turn.state.cell(event.cell) is not None:
         raise IllegalTransition(
             f"cell {event.cell}: live -> added", fix="report CellLost before a cell with the same id is added"
         )
-    added = Cell(event.cell, event.capacity, CellRole.ROLLOUT)
-    turn.set_order((*turn.state.cells, added), turn.state.reserved)
+    added = Cell(event.cell, event.capacity, CellRole.ROLLOUT, kind=event.kind)
+    cells = sorted((*turn.state.cells, added), key=lambda cell: not cell.trains)
+    turn.set_order(tuple(cells), turn.state.reserved)
 
 
 def cell_lost(turn: Turn, event: CellLost) -> None:
@@ -110,15 +112,19 @@ def all_cells_lost(turn: Turn) -> None:
 
 
 def restore_core(turn: Turn) -> None:
-    """Make the first live cell the core. If that changes the order, no cell is bound for training any more."""
+    """Make the first live cell that can be it the core. If that changes the order, no cell is bound for training any more,
+    and guests that trained before it return."""
     state = turn.state
     if state.core is not None:
         return
-    heir = next((cell for cell in state.cells if cell.role is not CellRole.STARTING), None)
+    fit = (cell for cell in state.cells if cell.kind is CellKind.OWN and cell.role is not CellRole.STARTING)
+    heir = next(fit, None)
     if heir is None:
         return
     if heir is not state.cells[0]:
-        rest = tuple(cell for cell in state.cells if cell.id != heir.id)
+        if heir.role not in IN_TRAINING:
+            recall(turn, in_training(state))
+        rest = tuple(cell for cell in turn.state.cells if cell.id != heir.id)
         turn.set_order((heir, *rest), ())
     turn.update(core=heir.id)
     turn.emit(RestoreCore(heir.id))

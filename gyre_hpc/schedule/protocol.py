@@ -20,6 +20,17 @@ class Role(enum.StrEnum):
     TRAINING = "training"
 
 
+class CellKind(enum.StrEnum):
+    """What a cell may become."""
+
+    OWN = "own"
+    """Of the run's own job: trains, and may be the core."""
+    SATELLITE = "satellite"
+    """A guest that trains; never the core, because it may vanish at any time."""
+    ROLLOUT = "rollout"
+    """A guest that only serves calls."""
+
+
 class Event(msgspec.Struct, frozen=True, tag_field="event"):
     """Base of all events."""
 
@@ -125,10 +136,11 @@ class AllCellsLost(Event, tag="all_cells_lost", frozen=True):
 
 
 class CellAdded(Event, tag="cell_added", frozen=True):
-    """A cell joined (replacement or growth) and serves rollout; it appears at the end of the order."""
+    """A cell joined (replacement or growth) and serves rollout; it appears at the end of the order of its like."""
 
     cell: CellId
     capacity: int
+    kind: CellKind = CellKind.OWN
 
 
 class CoreRestored(Event, tag="core_restored", frozen=True):

@@ -24,6 +24,7 @@ import msgspec
 
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.executions import Execution, Executions, Stage
+from gyre_hpc.schedule.protocol import CellKind
 from gyre_hpc.schedule.settings import Settings
 
 __all__ = [
@@ -88,6 +89,12 @@ class Cell(msgspec.Struct, frozen=True):
     capacity: int
     role: CellRole = CellRole.STARTING
     routable: bool = True
+    kind: CellKind = CellKind.OWN
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a place in the order in which cells leave rollout; the others come after all that have."""
+        return self.kind is not CellKind.ROLLOUT
 
 
 class GroupStatus(enum.StrEnum):
@@ -171,9 +178,9 @@ class State(msgspec.Struct, frozen=True):
 
     settings: Settings
     cells: tuple[Cell, ...]
-    """In order, the core first."""
+    """In order, the core first, those that never train last."""
     core: CellId | None
-    """None while no live cell can be the core."""
+    """None while no live cell can be the core: guests cannot."""
     phase: Phase = Phase.WAITING
     started: bool = False
     restoring: bool = False

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gyre_hpc.schedule.machine import decide
 from gyre_hpc.schedule.protocol import (
+    CellKind,
     CloseBatch,
     Dispatch,
     EndBurst,
@@ -60,6 +61,16 @@ def training_cells_are_a_prefix(turn: Turned) -> None:
     assert flags == sorted(flags, reverse=True)
     if turn.after.core is not None:
         assert turn.after.cells[0].id == turn.after.core
+
+
+def guests_keep_their_place(turn: Turned) -> None:
+    """Cells that only serve are never asked to train and come last; the core is one of the run's own cells."""
+    cells = turn.after.cells
+    serving = [cell for cell in cells if cell.kind is CellKind.ROLLOUT]
+    assert all(cell.role is CellRole.ROLLOUT for cell in serving)
+    assert cells[len(cells) - len(serving) :] == tuple(serving)
+    core = None if turn.after.core is None else turn.after.cell(turn.after.core)
+    assert core is None or core.kind is CellKind.OWN
 
 
 def no_return_inside_a_burst(turn: Turned) -> None:
@@ -176,11 +187,12 @@ def groups_leave_by_consumption_or_write_off(turn: Turned) -> None:
 
 
 def pools_switch_as_their_policy_says(turn: Turned) -> None:
-    """colocate moves every cell at once; async never moves a cell while no fault happened."""
+    """colocate moves every cell that trains at once; async never moves a cell while no fault happened."""
     policy = turn.after.settings.policy
     if policy is PolicyName.COLOCATE and turn.of(ToTraining):
-        assert all(cell.role in IN_TRAINING for cell in turn.after.cells)
-    faultless = turn.world.nature.losses == turn.world.nature.flickers == 0
+        assert all(cell.role in IN_TRAINING for cell in turn.after.cells if cell.trains)
+    nature = turn.world.nature
+    faultless = nature.losses == nature.flickers == nature.guests == 0
     if policy is PolicyName.ASYNC and faultless:
         assert not turn.of(ToRollout)
         assert not turn.of(ToTraining) or turn.before.phase is Phase.WAITING
@@ -253,6 +265,7 @@ ALL: tuple[Law, ...] = (
     executions_terminate_once,
     waterlevel_never_rises_inside_a_burst,
     training_cells_are_a_prefix,
+    guests_keep_their_place,
     no_return_inside_a_burst,
     waterlevel_fits_after_a_join,
     launches_fit,

@@ -58,6 +58,7 @@ natures = st.builds(
     losses=st.integers(0, 6),
     flickers=st.integers(0, 6),
     growth=st.integers(0, 2),
+    guests=st.integers(0, 4),
     dead=st.sampled_from((0.0, 0.1, 0.4)),
     flat=st.sampled_from((0.0, 0.2, 0.5)),
     noise=st.sampled_from((0.0, 0.1)),

@@ -20,6 +20,7 @@ from gyre_hpc.schedule.protocol import (
     AnyEvent,
     BatchDone,
     CellAdded,
+    CellKind,
     CellLost,
     CellReady,
     CellRoutable,
@@ -53,6 +54,10 @@ from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
 
 
+GUEST = 2000
+"""Ids of guests are above this."""
+
+
 @dataclass(frozen=True)
 class Nature:
     """What may go wrong, and how groups turn out."""
@@ -63,6 +68,8 @@ class Nature:
     """Times a cell may become unroutable."""
     growth: int = 0
     """Cells that may be added beyond replacements."""
+    guests: int = 0
+    """Cells of other jobs that may come; each may vanish at any time, and never comes back under its id."""
     dead: float = 0.0
     """Share of groups with too few valid outcomes."""
     flat: float = 0.0
@@ -135,6 +142,7 @@ class World:
         self.checkpoint = Version(0)
         self.publications = 0
         self.losses, self.flickers, self.growth = nature.losses, nature.flickers, nature.growth
+        self.guests = nature.guests
         self.capacity_lost = False
         self.staleness: list[tuple[Version, int]] = []
 
@@ -398,10 +406,15 @@ class World:
         unroutable = [cell.id for cell in cells if not cell.routable]
         if unroutable:
             actions.append((0.3, lambda: self._recover(self.rng.choice(unroutable))))
-        if not cells:
+        guests = [cell.id for cell in cells if cell.kind is not CellKind.OWN]
+        if len(guests) == len(cells):
             actions.append((1.0, self._add))
         elif self.growth:
             actions.append((0.02, self._grow))
+        if self.guests:
+            actions.append((0.1, self._welcome))
+        if guests:
+            actions.append((0.03, lambda: self._lose(self.rng.choice(guests))))
         if self.losses and cells:
             actions.append((0.05, lambda: self._lose(self.rng.choice(cells).id)))
             actions.append((0.005, self._lose_all))
@@ -412,7 +425,10 @@ class World:
         return actions
 
     def _lose(self, cell: CellId) -> None:
-        self.losses -= 1
+        lost = self.state.cell(cell)
+        assert lost is not None
+        own = lost.kind is CellKind.OWN
+        self.losses -= own
         self.soon = [item for item in self.soon if getattr(item[1], "cell", None) != cell]
         was_core = cell == self.state.core
         returned = self.claims is not None and not was_core and self._return_claims(cell, with_done=True)
@@ -423,7 +439,7 @@ class World:
         self.tell(CellLost(cell))
         if returned and self.claims is not None:
             self._report()
-        if self.rng.random() < 0.6:
+        if own and self.rng.random() < 0.6:
             self.growth += 1
 
     def _lose_all(self) -> None:
@@ -435,7 +451,7 @@ class World:
             if not isinstance(item[1], CellReady | CoreRestored | Published | Forecast)
         ]
         self.claims, self.closing = None, False
-        self.growth += len(self.state.cells)
+        self.growth += sum(cell.kind is CellKind.OWN for cell in self.state.cells)
         self.tell(AllCellsLost())
         self._forecast(late=False)
 
@@ -445,6 +461,13 @@ class World:
         self.tell(CellAdded(cell, self.rng.randint(1, 8)))
         if self.rng.random() < 0.5:
             self.tell(CellReady(cell, Role.ROLLOUT))
+
+    def _welcome(self) -> None:
+        """A guest, under an id that no cell has had."""
+        self.guests -= 1
+        kind = self.rng.choice((CellKind.SATELLITE, CellKind.ROLLOUT))
+        cell = CellId(GUEST + self.nature.guests - self.guests)
+        self.tell(CellAdded(cell, self.rng.randint(1, 8), kind))
 
     def _grow(self) -> None:
         self.growth -= 1

@@ -62,7 +62,7 @@ def next_cell(state: State) -> Cell | None:
     """The cell that would extend the prefix; None if there is none or it cannot leave rollout now."""
     for cell in state.cells:
         if cell.role not in IN_TRAINING:
-            return cell if serves(cell) else None
+            return cell if cell.trains and serves(cell) else None
     return None
 
 

@@ -1,7 +1,7 @@
 """colocate: the whole pool switches as one (HybridFlow, ReaL), with the same dispatch and staleness rules.
 
-All cells leave rollout together once nothing needs them there: w + e <= C_R without any of them (0 without a standalone
-pool). Without `streaming` the burst's groups must all be ready before the first is taken.
+All cells that train leave rollout together once nothing needs them there: w + e <= C_R without any of them (0 without a
+standalone pool or guests that only serve). Without `streaming` the burst's groups must all be ready before the first is taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Colocate:
 
     def joins(self, state: State, supply: Callable[[State], int]) -> tuple[Cell, ...]:
         """Every cell that does not train yet, or none."""
-        rest = tuple(cell for cell in state.cells if cell.role not in IN_TRAINING)
+        rest = tuple(cell for cell in state.cells if cell.trains and cell.role not in IN_TRAINING)
         together = all(serves(cell) for cell in rest) and fits_without(state, rest)
         return rest if together and supply(state) > 0 else ()
 
