@@ -53,7 +53,6 @@ from gyre_hpc.schedule.protocol import (
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
 
-
 GUEST = 2000
 """Ids of guests are above this."""
 
