@@ -1,7 +1,8 @@
 """A peer's side of its link.
 
-Frames are written by one thread, which also sends a heartbeat whenever nothing else was sent for `heartbeat_s`:
-neither a busy event loop nor tensor work silences the peer. Any thread may `send`.
+Frames are written by one thread, which also sends a heartbeat whenever nothing else went over the socket for
+`heartbeat_s`: neither a busy event loop nor tensor work silences the peer. Any thread may `send`. While `channel` is
+open (channel.py) messages go over it; hello, heartbeats and the end of the link stay on the socket.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, Self
 
 import msgspec
 
 from gyre_hpc.errors import PeerLost, ProtocolViolation
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.channel import Channel
 from gyre_hpc.transport.messages import FromController, FromPeer, Heartbeat, Hello, Message
 from gyre_hpc.transport.rendezvous import Rendezvous, read_rendezvous, read_secret
 from gyre_hpc.transport.wire import (
     CLOSE_S,
     HANDSHAKE_S,
+    LENGTH,
     NONCE_BYTES,
+    Arrivals,
     AuthenticationFailed,
     Challenge,
-    Fence,
     FromControllerEnvelope,
     FromPeerEnvelope,
     Introduction,
@@ -70,9 +74,12 @@ class Link:
         self.incarnation = incarnation
         self._reader = reader
         self._writer = writer
-        self._fence = Fence(epoch, incarnation)
-        self._sender = _Sender(sock, epoch, incarnation, heartbeat_s)
+        self._arrivals: Arrivals[FromController] = Arrivals(epoch, incarnation)
+        self._inbox: asyncio.Queue[FromController | None] = asyncio.Queue()
+        self.channel = Channel(lambda frames: self._sender.put(frames), self._take_carried)
+        self._sender = _Sender(sock, epoch, incarnation, heartbeat_s, self.channel)
         self._ended = False
+        self._pump = asyncio.create_task(self._read())
 
     @classmethod
     async def connect(
@@ -129,25 +136,48 @@ class Link:
 
     async def receive(self) -> FromController | None:
         """The next message; None when the link is closed."""
-        while not self._ended:
-            data = await read_frame(self._reader)
-            if data is None:
-                break
-            try:
-                envelope = msgspec.msgpack.decode(data, type=FromControllerEnvelope)
-                if self._fence.admit(envelope.epoch, envelope.incarnation, envelope.sequence):
-                    return envelope.body
-            except (msgspec.DecodeError, ProtocolViolation) as error:
-                log.error("link to the controller closed: %s", error)
-                break
+        message = None if self._ended else await self._inbox.get()
+        if message is None:
+            self._ended = True
+        return message
+
+    def expect_channel(self) -> None:
+        """A channel may be opened, here or at the other side: messages may overtake each other from here on."""
+        self._arrivals.widen()
+
+    def open_channel(self, carry: Callable[[bytes], None]) -> None:
+        """Send over `carry` from here on, until `channel.close()`; give what it brings to `channel.arrived`."""
+        self._arrivals.widen()
+        self.channel.open(carry, lambda: self._arrivals.received, time.monotonic())
+
+    async def _read(self) -> None:
+        try:
+            while (data := await read_frame(self._reader)) is not None:
+                self._take(data)
+        except (msgspec.DecodeError, ProtocolViolation) as error:
+            log.error("link to the controller closed: %s", error)
+        finally:
+            self._inbox.put_nowait(None)
+
+    def _take_carried(self, framed: bytes) -> None:
+        self._arrivals.widen()
+        self._take(framed[LENGTH.size :])
+
+    def _take(self, data: bytes) -> None:
+        envelope = msgspec.msgpack.decode(data, type=FromControllerEnvelope)
+        bodies = self._arrivals.take(envelope.epoch, envelope.incarnation, envelope.sequence, envelope.body)
+        if bodies is None:
             log.warning("stale message %s from the controller refused", type(envelope.body).__name__)
-        self._ended = True
-        return None
+        for body in bodies or ():
+            self._inbox.put_nowait(body)
 
     async def close(self) -> None:
         """Send what is queued and end the link."""
         self._ended = True
+        self.channel.close()
         await asyncio.to_thread(self._sender.finish, CLOSE_S)
+        self._pump.cancel()
+        self._inbox.put_nowait(None)
         self._writer.close()
         with contextlib.suppress(ConnectionError, TimeoutError):
             await asyncio.wait_for(self._writer.wait_closed(), CLOSE_S)
@@ -156,16 +186,22 @@ class Link:
 class _Sender:
     """The one thread that writes a peer's frames; a heartbeat goes out whenever nothing else did."""
 
-    def __init__(self, sock: socket.socket, epoch: int, incarnation: int, heartbeat_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, epoch: int, incarnation: int, heartbeat_s: float, channel: Channel
+    ) -> None:
         self._socket = sock
         self._epoch = epoch
         self._incarnation = incarnation
         self._heartbeat_s = heartbeat_s
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._channel = channel
+        self._sequence = 0
+        self._written = time.monotonic()
+        self._queue: queue.SimpleQueue[Message | list[bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gyre-link-sender", daemon=True)
         self._thread.start()
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message | list[bytes]) -> None:
+        """A message, or framed envelopes that the channel did not bring to the other side."""
         self._queue.put(message)
 
     def finish(self, timeout_s: float) -> None:
@@ -174,12 +210,9 @@ class _Sender:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        sequence = 0
         try:
             while (message := self._next()) is not None:
-                sequence += 1
-                body: FromPeer = message  # type: ignore[assignment]
-                self._socket.sendall(frame(FromPeerEnvelope(self._epoch, self._incarnation, sequence, body)))
+                self._write(message)
         except OSError as error:
             log.info("sender of pid %d ends: %s", os.getpid(), error)
         finally:
@@ -187,9 +220,22 @@ class _Sender:
                 self._socket.shutdown(socket.SHUT_WR)
             self._socket.close()
 
-    def _next(self) -> Message | None:
+    def _write(self, message: Message | list[bytes]) -> None:
+        if isinstance(message, Message):
+            self._sequence += 1
+            body: FromPeer = message  # type: ignore[assignment]
+            data = frame(FromPeerEnvelope(self._epoch, self._incarnation, self._sequence, body))
+            if not isinstance(message, Heartbeat) and self._channel.takes(self._sequence, data):
+                return
+        else:
+            data = b"".join(message)
+        self._socket.sendall(data)
+        self._written = time.monotonic()
+
+    def _next(self) -> Message | list[bytes] | None:
+        left = self._written + self._heartbeat_s - time.monotonic()
         try:
-            return self._queue.get(timeout=self._heartbeat_s)
+            return self._queue.get(timeout=left) if left > 0 else Heartbeat()
         except queue.Empty:
             return Heartbeat()
 

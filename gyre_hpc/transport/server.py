@@ -14,19 +14,22 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from gyre_hpc.errors import ConfigError, ProtocolViolation
+from gyre_hpc.transport.channel import Channel
 from gyre_hpc.transport.hosts import own_address
 from gyre_hpc.transport.messages import FromPeer, Heartbeat, Hello, Message, PeerKind
 from gyre_hpc.transport.wire import (
     CLOSE_S,
     HANDSHAKE_S,
+    LENGTH,
     NONCE_BYTES,
+    Arrivals,
     AuthenticationFailed,
     Challenge,
-    Fence,
     FromControllerEnvelope,
     FromPeerEnvelope,
     Introduction,
@@ -59,7 +62,8 @@ class PeerLink:
         self._reader = reader
         self._writer = writer
         self._sequence = 0
-        self._fence = Fence(epoch, incarnation)
+        self._arrivals: Arrivals[FromPeer] = Arrivals(epoch, incarnation)
+        self.channel = Channel(self._write_again, self._take_carried)
         self._inbox: asyncio.Queue[FromPeer | None] = asyncio.Queue()
         self._heard = time.monotonic()
         self._closed = False
@@ -75,7 +79,18 @@ class PeerLink:
             return
         self._sequence += 1
         envelope = FromControllerEnvelope(self.epoch, self.incarnation, self._sequence, message)  # type: ignore[arg-type]
-        self._writer.write(frame(envelope))
+        data = frame(envelope)
+        if not self.channel.takes(self._sequence, data):
+            self._writer.write(data)
+
+    def expect_channel(self) -> None:
+        """A channel may be opened, here or at the other side: messages may overtake each other from here on."""
+        self._arrivals.widen()
+
+    def open_channel(self, carry: Callable[[bytes], None]) -> None:
+        """Send over `carry` from here on, until `channel.close()`; give what it brings to `channel.arrived`."""
+        self._arrivals.widen()
+        self.channel.open(carry, lambda: self._arrivals.received, time.monotonic())
 
     async def receive(self) -> FromPeer | None:
         """The next message that is not a heartbeat; None when the link is closed and its inbox is empty."""
@@ -90,6 +105,7 @@ class PeerLink:
 
     async def close(self) -> None:
         """Send what is queued and end the link."""
+        self.channel.close()
         self._closed = True
         self._writer.close()
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -104,6 +120,7 @@ class PeerLink:
     async def _read(self) -> None:
         try:
             while (data := await read_frame(self._reader)) is not None:
+                self._heard = time.monotonic()
                 self._take(msgspec.msgpack.decode(data, type=FromPeerEnvelope))
         except (msgspec.DecodeError, ProtocolViolation) as error:
             log.error("link to %s closed: %s", self.name, error)
@@ -111,12 +128,21 @@ class PeerLink:
             self._writer.close()
             self._inbox.put_nowait(None)
 
+    def _write_again(self, frames: list[bytes]) -> None:
+        if not self._closed and not self._writer.is_closing():
+            self._writer.writelines(frames)
+
+    def _take_carried(self, framed: bytes) -> None:
+        self._arrivals.widen()
+        self._take(msgspec.msgpack.decode(framed[LENGTH.size :], type=FromPeerEnvelope))
+
     def _take(self, envelope: FromPeerEnvelope) -> None:
-        self._heard = time.monotonic()
-        if not self._fence.admit(envelope.epoch, envelope.incarnation, envelope.sequence):
+        bodies = self._arrivals.take(envelope.epoch, envelope.incarnation, envelope.sequence, envelope.body)
+        if bodies is None:
             log.warning("stale message %s from %s refused", type(envelope.body).__name__, self.name)
-        elif not self._closed and not isinstance(envelope.body, Heartbeat):
-            self._inbox.put_nowait(envelope.body)
+        for body in bodies or ():
+            if not self._closed and not isinstance(body, Heartbeat):
+                self._inbox.put_nowait(body)
 
 
 class LinkServer:

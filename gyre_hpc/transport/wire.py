@@ -11,12 +11,15 @@ import asyncio
 import hashlib
 import hmac
 import struct
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.transport.channel import InOrder
 from gyre_hpc.transport.messages import FromController, FromPeer
+
+T = TypeVar("T")
 
 LENGTH: Final = struct.Struct(">I")
 MAX_FRAME: Final = 64 << 20
@@ -124,16 +127,51 @@ class Fence:
     def __init__(self, epoch: int, incarnation: int) -> None:
         self._epoch = epoch
         self._incarnation = incarnation
-        self._sequence = 0
+        self.sequence = 0
+
+    def stale(self, epoch: int, incarnation: int) -> bool:
+        """True for an envelope of an earlier link. Raises ProtocolViolation for one of a later link."""
+        if (epoch, incarnation) > (self._epoch, self._incarnation):
+            raise ProtocolViolation(
+                f"envelope of (epoch, incarnation) {(epoch, incarnation)} on a link of"
+                f" {(self._epoch, self._incarnation)}"
+            )
+        return (epoch, incarnation) < (self._epoch, self._incarnation)
 
     def admit(self, epoch: int, incarnation: int, sequence: int) -> bool:
         """True for the next message; False for a stale one. Raises ProtocolViolation for one from the future."""
-        if (epoch, incarnation) < (self._epoch, self._incarnation) or sequence <= self._sequence:
+        if (epoch, incarnation) < (self._epoch, self._incarnation) or sequence <= self.sequence:
             return False
-        expected = (self._epoch, self._incarnation, self._sequence + 1)
+        expected = (self._epoch, self._incarnation, self.sequence + 1)
         if (epoch, incarnation, sequence) != expected:
             raise ProtocolViolation(
                 f"envelope (epoch, incarnation, sequence) = {(epoch, incarnation, sequence)}, expected {expected}"
             )
-        self._sequence = sequence
+        self.sequence = sequence
         return True
+
+
+class Arrivals(Generic[T]):
+    """The bodies of one direction of one link, each once and in order; several paths may bring them after `widen`."""
+
+    def __init__(self, epoch: int, incarnation: int) -> None:
+        self._fence = Fence(epoch, incarnation)
+        self._order: InOrder[T] | None = None
+
+    @property
+    def received(self) -> int:
+        """Sequence of the last body handed out."""
+        return self._fence.sequence if self._order is None else self._order.received
+
+    def widen(self) -> None:
+        """Later envelopes may overtake earlier ones from here on."""
+        if self._order is None:
+            self._order = InOrder(self._fence.sequence)
+
+    def take(self, epoch: int, incarnation: int, sequence: int, body: T) -> list[T] | None:
+        """What may be handed out now; None for a stale envelope. Raises ProtocolViolation for one from the future."""
+        if self._order is None:
+            return [body] if self._fence.admit(epoch, incarnation, sequence) else None
+        if self._fence.stale(epoch, incarnation):
+            return None
+        return self._order.take(sequence, body)

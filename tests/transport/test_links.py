@@ -188,10 +188,10 @@ async def test_heartbeats_continue_while_the_peers_event_loop_is_blocked(
 ) -> None:
     """The peer's loop is this loop: while it is blocked nothing but a thread can have written the heartbeats."""
     link, peer = await pair(layout, server, heartbeat_s=0.02)
-    before = peer._fence._sequence
+    before = peer._arrivals.received
     time.sleep(0.5)
     async with asyncio.timeout(PATIENCE_S):
-        while peer._fence._sequence < before + 5:
+        while peer._arrivals.received < before + 5:
             await asyncio.sleep(0)
     assert peer.silent_s() < PATIENCE_S
     assert peer._inbox.empty()
