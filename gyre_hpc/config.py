@@ -263,7 +263,7 @@ class HarnessConfig:
     env: dict[str, str] = field(default_factory=dict)
     """Extra environment; the same placeholders apply."""
     dialect: str = "openai-chat"
-    """What it speaks: `openai-chat` or `anthropic-messages`."""
+    """What it speaks: `openai-chat`, `openai-responses` or `anthropic-messages`."""
     timeout_s: float = 150.0
     """Harness time limit: the execution is ended and its workspace scored."""
     overall_timeout_s: float = 300.0

@@ -22,7 +22,7 @@ CHOICES = {
     "cluster.kind": ("local", "slurm"),
     "cluster.layout": ("flat", "het"),
     "objective.kind": ("sequence_clip", "grpo"),
-    "harness.dialect": ("openai-chat", "anthropic-messages"),
+    "harness.dialect": ("openai-chat", "openai-responses", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),
     "trainer.packing": ("tree", "rows"),
     "transport.kind": ("sockets", "mpi", "nixl", "auto"),

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_hpc.config import HarnessConfig
-from gyre_hpc.errors import MissingInput
+from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.executions.reference_harness import PROGRAM
 from gyre_hpc.executions.sandbox import SEARCH_PATH, fast_python
 
 _PLACEHOLDER = re.compile(r"\{(base_url|workspace|instruction|seed|max_turns)\}")
+REFERENCE_DIALECTS = ("openai-chat", "anthropic-messages")
 _REFERENCE = (
     *("-I", "-S", str(PROGRAM)),
     *("--base-url", "{base_url}", "--workspace", "{workspace}", "--instruction", "{instruction}"),
@@ -54,8 +55,13 @@ class Harness:
 
 
 def find_harness(config: HarnessConfig) -> Harness:
-    """The configured harness. Raises MissingInput naming the program when this node does not have it."""
+    """The configured harness. Raises MissingInput naming the program when this node does not have it, ConfigError."""
     if not config.command:
+        if config.dialect not in REFERENCE_DIALECTS:
+            raise ConfigError(
+                f"harness.dialect={config.dialect}: the shipped reference program does not speak it",
+                fix=f"set harness.dialect={REFERENCE_DIALECTS[0]}, or name your own program in harness.command",
+            )
         python = fast_python()
         command = (python, *_REFERENCE, "--dialect", config.dialect)
         return Harness(command, config.env, (PROGRAM.parent, *program_folders(python)), config.max_turns)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ import xxhash
 
 DIGEST_BYTES = 16
 CALL_PATTERN = r"e\d+a\d+c\d+"
-_TOOL_HANDLE = re.compile(rf"(?:toolu|call)_({CALL_PATTERN})_\d+")
+_TOOL_HANDLE = re.compile(rf"(?:toolu|call|msg|rs|fc|ctc)_({CALL_PATTERN})_\d+")
 _SIGNATURE_HANDLE = re.compile(rf"(?:keep|call):({CALL_PATTERN})")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -31,7 +31,7 @@ def call_id(execution: int, attempt: int, ordinal: int) -> str:
 
 
 def tool_handle(prefix: str, call: str, index: int) -> str:
-    """Id of the call's tool call number `index` in a dialect (prefix `toolu` or `call`)."""
+    """Id of the call's tool call or item number `index` in a dialect (prefix `toolu`, `call`, `msg`, `rs`, `fc`, `ctc`)."""
     return f"{prefix}_{call}_{index}"
 
 
@@ -105,6 +105,14 @@ class Turn(msgspec.Struct, frozen=True):
         return ("assistant", normal_text(self.content), calls)
 
 
+class ToolForm(msgspec.Struct, frozen=True):
+    """How a tool is called in a dialect with several ways: as a custom (freeform) tool or a function, under which name."""
+
+    custom: bool
+    namespace: str
+    name: str
+
+
 Reader = Callable[[msgspec.Raw], tuple[Turn, ...]]
 """A dialect's reading of one raw message."""
 
@@ -133,6 +141,8 @@ class Request:
     include_usage: bool = False
     constrained: bool = False
     wishes: dict[str, Any] = field(default_factory=dict)
+    forms: Mapping[str, ToolForm] = field(default_factory=dict)
+    """How the answer must write calls, by the name the policy knows; plain functions where it is empty."""
     _joined: bytes = b""
     fresh: dict[int, tuple[Turn, ...]] = field(default_factory=dict)
     """Turns of the messages that this execution had not sent before, by index."""
@@ -158,6 +168,7 @@ class History:
 
     units: dict[bytes, Unit] = field(default_factory=dict)
     tools: dict[bytes, tuple[tuple[dict[str, Any], ...], bytes]] = field(default_factory=dict)
+    forms: dict[bytes, dict[str, ToolForm]] = field(default_factory=dict)
 
     def read(
         self, raws: Sequence[msgspec.Raw], read: Reader

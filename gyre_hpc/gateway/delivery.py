@@ -61,13 +61,14 @@ async def deliver(
             await _write(response, stream.beat())
     if call.answer is None:
         reset(request)
+    opening = stream.open() if response is None else b""
     body = stream.finish(reply())
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client is gone")
     if call.delivery is Delivery.NONE:
         call.delivery = Delivery.PARTIAL
     if response is None:
-        response = web.Response(body=stream.open() + body, headers=_headers(stream))
+        response = web.Response(body=opening + body, headers=_headers(stream))
         await response.prepare(request)
     else:
         await response.write(body)

@@ -1,11 +1,12 @@
 """The HTTP face of the gateway: `/x/<key>/[v1/]...`, one key per attempt as identity and credential.
 
-Generations are POST messages and POST chat/completions; count_tokens, models and HEAD probes are answered here and leave
+Generations are POST messages, chat/completions and responses; count_tokens, models and HEAD probes are answered here and leave
 no record. Serve it with `handler_cancellation=True`, so that a client that leaves is noticed at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,16 +14,17 @@ from aiohttp import web
 
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.calls import Call
-from gyre_hpc.gateway.canonical import History
+from gyre_hpc.gateway.canonical import History, ToolForm
 from gyre_hpc.gateway.delivery import WholeAnswer, deliver
 from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, RefusalKind, Reply, invalid
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
+from gyre_hpc.gateway.dialects.responses import OpenAIResponses
 from gyre_hpc.gateway.roles import role_hint
 
 MAX_BODY = 1 << 30
 MODEL = "policy"
-ANTHROPIC, CHAT = AnthropicMessages(), ChatCompletions()
+ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), ChatCompletions(), OpenAIResponses()
 
 
 def web_app(gateway: GatewayApp) -> web.Application:
@@ -34,6 +36,7 @@ def web_app(gateway: GatewayApp) -> web.Application:
         app.router.add_post(f"{base}/messages", server.messages)
         app.router.add_post(f"{base}/messages/count_tokens", server.count_tokens)
         app.router.add_post(f"{base}/chat/completions", server.chat)
+        app.router.add_post(f"{base}/responses", server.responses)
         app.router.add_get(f"{base}/models", server.models, allow_head=False)
         app.router.add_get(f"{base}/models/{{model}}", server.models, allow_head=False)
     app.router.add_route("HEAD", "/x/{key}{rest:.*}", server.probe)
@@ -52,6 +55,9 @@ class GatewayServer:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, CHAT)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, RESPONSES)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -94,7 +100,7 @@ class GatewayServer:
             call = gateway.call(execution, asked, role_hint(request.headers, asked))
         except Refusal as refusal:
             return _refused(dialect, refusal)
-        model = asked.model
+        model, forms = asked.model, asked.forms
         grammar: AnswerStream = WholeAnswer(dialect)
         if asked.stream:
             grammar = dialect.stream(asked, call.id, int(call.started), call.context.length)
@@ -103,13 +109,13 @@ class GatewayServer:
         keepalive_s = gateway.settings.keepalive_s
         try:
             return await deliver(
-                request, call, grammar, lambda: _reply(call, model), gateway.log.written, keepalive_s
+                request, call, grammar, lambda: _reply(call, model, forms), gateway.log.written, keepalive_s
             )
         finally:
             gateway.leave(execution, call)
 
 
-def _reply(call: Call, model: str) -> Reply:
+def _reply(call: Call, model: str, forms: Mapping[str, ToolForm]) -> Reply:
     assert call.answer is not None and call.finish is not None
     return Reply(
         call=call.id,
@@ -121,6 +127,7 @@ def _reply(call: Call, model: str) -> Reply:
         prompt_tokens=call.context.length,
         output_tokens=len(call.ids),
         cached_tokens=call.cached_tokens,
+        forms=forms,
     )
 
 

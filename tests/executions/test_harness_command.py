@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import HarnessConfig
-from gyre_hpc.errors import MissingInput
+from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.executions.harness import find_harness, program_folders
 
 VALUES = {"base_url": "http://127.0.0.1:9/x/k", "workspace": Path("/w"), "seed": 7}
@@ -57,3 +57,8 @@ def test_a_program_of_a_virtual_environment_brings_the_environment_and_its_pytho
     folders = program_folders(sys.executable)
     assert Path(sys.prefix) in folders or sys.prefix == sys.base_prefix
     assert any(Path(sys.base_prefix).is_relative_to(folder) for folder in folders)
+
+
+def test_a_dialect_that_the_reference_harness_does_not_speak_is_refused() -> None:
+    with pytest.raises(ConfigError, match="openai-responses"):
+        find_harness(HarnessConfig(dialect="openai-responses"))

@@ -15,6 +15,7 @@ from gyre_hpc.gateway.canonical import History, Request
 from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import Dialect, Reply
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
+from gyre_hpc.gateway.dialects.responses import OpenAIResponses
 from gyre_hpc.gateway.lineage import Lineage, Mismatch, Prompt
 from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
 from gyre_hpc.records import FinishReason
@@ -47,6 +48,8 @@ class Harness:
 
     def request(self, tools: list[Json] | None = None) -> Request:
         body: Json = {"model": "m", "max_tokens": 10, "messages": self.bent()}
+        if self.dialect.name == "openai-responses":
+            body["input"] = body.pop("messages")
         if tools:
             body["tools"] = tools
         return self.dialect.read(json.dumps(body).encode(), self.history)
@@ -86,6 +89,8 @@ class Harness:
                 message.pop("content", None)
             self.messages.append(message)
             return [call["id"] for call in message.get("tool_calls") or []]
+        if self.dialect.name == "openai-responses":
+            return self.echo_items(body["output"])
         blocks = [
             {**block, "input": bend(block["input"])} if "input" in block else block
             for block in body["content"]
@@ -97,11 +102,24 @@ class Harness:
         self.messages.append({"role": "assistant", "content": blocks})
         return [block["id"] for block in blocks if block["type"] == "tool_use"]
 
+    def echo_items(self, items: list[Json]) -> list[str]:
+        """Items of a Responses answer: arguments re-written, reasoning or ids lost."""
+        for item in items:
+            if "arguments" in item:
+                item["arguments"] = json.dumps(bend(json.loads(item["arguments"])))
+        if self.chance.random() < 0.3:
+            items = [item for item in items if item["type"] != "reasoning"]
+        lost = {"id", "status"} if self.chance.random() < 0.3 else set()
+        self.messages += [{k: v for k, v in item.items() if k not in lost} for item in items]
+        return [item["call_id"] for item in items if "call_id" in item]
+
     def results(self, handles: list[str], texts: list[str]) -> None:
         pairs = list(zip(handles, texts, strict=False))
         self.chance.shuffle(pairs)
         if self.dialect.name == "openai-chat":
             self.messages += [{"role": "tool", "tool_call_id": h, "content": t} for h, t in pairs]
+        elif self.dialect.name == "openai-responses":
+            self.messages += [{"type": "function_call_output", "call_id": h, "output": t} for h, t in pairs]
         else:
             blocks = [{"type": "tool_result", "tool_use_id": h, "content": t} for h, t in pairs]
             self.messages.append({"role": "user", "content": blocks})
@@ -115,7 +133,7 @@ def bend(arguments: Json) -> Json:
     }
 
 
-DIALECTS: list[Callable[[], Dialect]] = [AnthropicMessages, ChatCompletions]
+DIALECTS: list[Callable[[], Dialect]] = [AnthropicMessages, ChatCompletions, OpenAIResponses]
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<>\x00"), max_size=12)
 turn = st.fixed_dictionaries(
     {
@@ -228,8 +246,12 @@ def test_unknown_and_partly_echoed_handles_are_counted(harness: Harness) -> None
     harness.messages = json.loads(whole.replace(name, "e9a9c9"))
     assert harness.lineage.prompt(harness.request()).reasons == (Mismatch.UNKNOWN_HANDLE,)
     harness.messages = json.loads(whole)
-    parts = harness.messages[1].get("tool_calls") or harness.messages[1]["content"]
-    parts.pop()
+    items = [message for message in harness.messages if message.get("type") == "function_call"]
+    if items:
+        harness.messages.remove(items[-1])
+    else:
+        parts = harness.messages[1].get("tool_calls") or harness.messages[1]["content"]
+        parts.pop()
     assert harness.lineage.prompt(harness.request()).reasons == (Mismatch.PARTIAL_ECHO,)
 
 
@@ -243,9 +265,12 @@ def test_a_branch_from_the_middle_shares_the_recorded_prefix(harness: Harness) -
 
 
 def test_other_tools_make_another_root(harness: Harness) -> None:
-    chat = harness.dialect.name == "openai-chat"
     function = {"name": "t", "parameters": {}}
-    tool: Json = {"type": "function", "function": function} if chat else {"name": "t", "input_schema": {}}
+    tool: Json = {
+        "openai-chat": {"type": "function", "function": function},
+        "openai-responses": {"type": "function", **function},
+        "anthropic-messages": {"name": "t", "input_schema": {}},
+    }[harness.dialect.name]
     plain, equipped = (
         harness.lineage.prompt(harness.request()),
         harness.lineage.prompt(harness.request([tool])),

@@ -7,11 +7,12 @@ the generation runs, `finish` once. Everything that can be refused raises `Refus
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gyre_hpc.gateway.canonical import History, Request, read_json
+from gyre_hpc.gateway.canonical import History, Request, ToolForm, read_json
 from gyre_hpc.gateway.rendering import ParsedAnswer
 from gyre_hpc.records import FinishReason
 
@@ -51,6 +52,7 @@ class Reply(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    forms: Mapping[str, ToolForm] = {}
 
 
 class AnswerStream(Protocol):
