@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # A real Slurm of several nodes on this one machine: for development and CI. As root; no systemd, no cgroup, no docker.
 #
-#   bash slurm/dev_cluster.sh install            install the missing Debian packages (up does it too)
-#   bash slurm/dev_cluster.sh up                 install what is missing, start, wait until every node is idle
+#   bash slurm/dev_cluster.sh install [--acct]   install the missing Debian packages (up does it too)
+#   bash slurm/dev_cluster.sh up [--acct]        install what is missing, start, wait until every node is idle;
+#                                                --acct: with accounting (slurmdbd, MariaDB), so that sacct answers
 #   eval "$(bash slurm/dev_cluster.sh env)"      point srun, sbatch, squeue of this shell at it
 #   bash slurm/dev_cluster.sh status             nodes and jobs
 #   bash slurm/dev_cluster.sh kill-node cell2    lose a node: its slurmd, its steps and their processes are killed
 #   bash slurm/dev_cluster.sh start-node cell2   bring it back
-#   bash slurm/dev_cluster.sh down               stop all that `up` started; the folder with its logs stays
+#   bash slurm/dev_cluster.sh down [--purge]     stop all that `up` started; --purge removes the folder with its logs too
 #
 # Settings (environment): GYRE_SLURM_ROOT folder (/tmp/gyre-slurm), GYRE_SLURM_NODES (4), GYRE_SLURM_CPUS and
 # GYRE_SLURM_MEM in MiB per node as told to Slurm, not as the machine has (8, 4096), GYRE_SLURM_GPUS fake devices
-# per node (4), GYRE_SLURM_PORT first of NODES+1 ports (17000). Two clusters need two roots and two port ranges.
-# Everything listens on loopback only. Without accounting: sacct has nothing to tell.
+# per node (4), GYRE_SLURM_PORT first of NODES+2 ports (17000). Two clusters need two roots and two port ranges.
+# Everything listens on loopback only, the database on a socket in the folder. Every verb may be called again at any time.
 set -euo pipefail
 
 root=${GYRE_SLURM_ROOT:-/tmp/gyre-slurm}
@@ -28,7 +29,11 @@ say() { printf '%s\n' "$*" >&2; }
 die() { say "dev_cluster: $*"; exit 1; }
 node_names() { local index; for ((index = 0; index < nodes; index++)); do echo "cell$index"; done; }
 pid_in() { [[ -s $1 ]] && cat "$1" 2>/dev/null; }
-runs() { local pid; pid=$(pid_in "$1") && kill -0 "$pid" 2>/dev/null; }
+runs() { # PIDFILE: the daemon it is named after lives; the file of one that crashed may name a stranger
+    local pid name=${1##*/}
+    pid=$(pid_in "$1") && [[ $(readlink "/proc/$pid/exe") == */"${name%%.*}"* ]] &&
+        grep -qsF "$root/" "/proc/$pid/cmdline" "/proc/$pid/environ"
+}
 
 until_true() { # SECONDS COMMAND...: retry until it succeeds; fails when the time is over
     local deadline=$((SECONDS + $1)); shift
@@ -37,8 +42,9 @@ until_true() { # SECONDS COMMAND...: retry until it succeeds; fails when the tim
 
 install_packages() { # libpmix2 is loaded by Slurm's mpi/pmix plugin but no package depends on it
     ((EUID == 0)) || die "needs root (it installs packages and starts slurmd): use sudo"
-    local missing=() package policy=/usr/sbin/policy-rc.d made=
-    for package in slurmctld slurmd slurm-client munge libpmix2; do
+    local missing=() package policy=/usr/sbin/policy-rc.d made= wanted=(slurmctld slurmd slurm-client munge libpmix2)
+    [[ -z $acct ]] || wanted+=(slurmdbd mariadb-server)
+    for package in "${wanted[@]}"; do
         [[ $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) == *' installed' ]] || missing+=("$package")
     done
     ((${#missing[@]})) || return 0
@@ -111,7 +117,7 @@ RequeueExit=75
 MinJobAge=600
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-AccountingStorageType=accounting_storage/none
+$(accounting_lines)
 JobCompType=jobcomp/none
 PropagateResourceLimitsExcept=MEMLOCK
 $(node_lines)
@@ -121,6 +127,37 @@ CONF
     : >"$root/etc/gres.conf"
     ((gpus == 0)) || gres_lines >"$root/etc/gres.conf"
     echo "CgroupPlugin=cgroup/v1" >"$root/etc/cgroup.conf"
+    if [[ -n $acct ]]; then write_database_config; fi
+}
+
+accounting_lines() {
+    if [[ -z $acct ]]; then echo "AccountingStorageType=accounting_storage/none"; return; fi
+    cat <<CONF
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort=$((port + 1 + nodes))
+# sacct and sacctmgr ignore AuthInfo.
+AccountingStoragePass=$root/munge/socket
+AccountingStorageTRES=gres/gpu
+CONF
+}
+
+write_database_config() {
+    (umask 077; cat >"$root/etc/slurmdbd.conf") <<CONF
+AuthType=auth/munge
+AuthInfo=socket=$root/munge/socket,cred_expire=10
+DbdHost=$host
+DbdAddr=127.0.0.1
+CommunicationParameters=NoInAddrAny
+DbdPort=$((port + 1 + nodes))
+SlurmUser=root
+LogFile=$root/log/slurmdbd.log
+PidFile=$root/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm
+CONF
 }
 
 node_lines() {
@@ -144,6 +181,32 @@ start_munge() {
         --log-file="$root/log/munged.log" --seed-file="$root/munge/seed" --num-threads=2
 }
 
+start_accounting() {
+    start_database
+    # slurmdbd has no key for the database's socket; its client library obeys this variable.
+    runs "$root/run/slurmdbd.pid" || MYSQL_UNIX_PORT=$root/run/mariadb.socket slurmdbd
+    until_true 60 sees_accounts || die "slurmdbd does not answer; logs are in $root/log"
+    sacctmgr -i add cluster gyre >/dev/null 2>&1 || true # it may know it already, and the next two
+    sacctmgr -i add account gyre cluster=gyre >/dev/null 2>&1 || true
+    sacctmgr -i add user root account=gyre >/dev/null 2>&1 || true
+}
+sees_accounts() { timeout 3 sacctmgr -n -P show cluster >/dev/null 2>&1; }
+sql() { mariadb --no-defaults -uroot --socket="$root/run/mariadb.socket" -e "$1" >/dev/null 2>&1; }
+
+start_database() {
+    runs "$root/run/mariadb.pid" && return
+    if [[ ! -d $root/db/mysql ]]; then
+        rm -rf "$root/db" # left half made
+        mariadb-install-db --no-defaults --user=root --datadir="$root/db" --skip-test-db \
+            --auth-root-authentication-method=normal >"$root/log/mariadb.log" 2>&1 || die "see $root/log/mariadb.log"
+    fi
+    rm -f "$root"/run/mariadb.*
+    setsid mariadbd --no-defaults --user=root --datadir="$root/db" --socket="$root/run/mariadb.socket" --skip-networking \
+        --pid-file="$root/run/mariadb.pid" --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 \
+        </dev/null >>"$root/log/mariadb.log" 2>&1 &
+    until_true 60 sql 'create database if not exists slurm' || die "see $root/log/mariadb.log"
+}
+
 start_node() { runs "$root/run/slurmd.$1.pid" || slurmd -N "$1" -f "$SLURM_CONF"; }
 
 all_ready() { # a call blocks for seconds while there is no slurmctld: never without a time limit
@@ -153,10 +216,15 @@ all_ready() { # a call blocks for seconds while there is no slurmctld: never wit
 }
 
 up() {
+    if runs "$root/run/slurmctld.pid" && [[ -n $acct ]] && [[ ! -e $root/etc/slurmdbd.conf ]]; then
+        die "the cluster in $root runs without accounting; first: bash $0 down"
+    fi
+    runs "$root/run/slurmctld.pid" || rm -f "$root/etc/slurmdbd.conf"
     install_packages
     make_folders
     runs "$root/run/slurmctld.pid" || write_config
     start_munge
+    [[ ! -e $root/etc/slurmdbd.conf ]] || start_accounting
     runs "$root/run/slurmctld.pid" || slurmctld -f "$SLURM_CONF"
     local node
     for node in $(node_names); do start_node "$node"; done
@@ -188,7 +256,7 @@ kill_node() {
 
 stop_daemons() { # PIDFILE...: all are asked before any is waited for; a daemon deletes its own pid file
     local file pid pids=()
-    for file in "$@"; do pid=$(pid_in "$file") && pids+=("$pid") || true; done
+    for file in "$@"; do if runs "$file"; then pids+=("$(pid_in "$file")"); fi; done
     for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
     for pid in "${pids[@]}"; do until_true 10 gone "$pid" || kill_pids "$pid"; done
     rm -f "$@"
@@ -205,8 +273,17 @@ down() {
     # shellcheck disable=SC2046
     for node in $(node_names); do kill_pids $(steps_of "$node"); done
     stop_daemons "$root"/run/slurmd.*.pid "$root/run/slurmctld.pid"
+    stop_daemons "$root/run/slurmdbd.pid" # it writes what slurmctld told it last
+    stop_daemons "$root/run/mariadb.pid"
     stop_daemons "$root/run/munged.pid"
+    if [[ -n $purge && -e $root/etc/slurm.conf ]]; then rm -rf "$root"; fi
 }
+
+acct='' purge=''
+case ${2:-} in
+--acct) acct=1 ;;
+--purge) purge=1 ;;
+esac
 
 case ${1:-} in
 install) install_packages ;;

@@ -21,22 +21,28 @@ def dev_cluster(*verb: str) -> str:
 
 
 @contextlib.contextmanager
-def running_cluster(name: str, *, nodes: int, cpus: int, gpus: int, port: int) -> Iterator[None]:
-    """The cluster, with SLURM_CONF of this process pointing at it. Each module has its own `name` and port range."""
+def running_cluster(
+    name: str, *, nodes: int, cpus: int, gpus: int, port: int, acct: bool = False
+) -> Iterator[None]:
+    """The cluster, with SLURM_CONF of this process pointing at it. Each module has its own `name` and port range.
+
+    `acct`: with accounting; then it has one port more, and needs slurmdbd and MariaDB.
+    """
     if os.geteuid() != 0 or shutil.which("slurmctld") is None:
         pytest.skip("needs root and Slurm; enable: sudo bash slurm/dev_cluster.sh up")
+    if acct and shutil.which("slurmdbd") is None:
+        pytest.skip("needs slurmdbd; enable: sudo bash slurm/dev_cluster.sh install --acct")
     with pytest.MonkeyPatch.context() as patch:
         root = Path("/tmp") / f"gyre-slurm-{name}-{os.getpid()}"
         settings = {"ROOT": root, "NODES": nodes, "CPUS": cpus, "GPUS": gpus, "PORT": port}
         for key, value in settings.items():
             patch.setenv(f"GYRE_SLURM_{key}", str(value))
-        dev_cluster("up")
+        dev_cluster("up", *(["--acct"] if acct else []))
         patch.setenv("SLURM_CONF", dev_cluster("env").strip().partition("=")[2])
         try:
             yield
         finally:
-            dev_cluster("down")
-            shutil.rmtree(root)
+            dev_cluster("down", "--purge")
 
 
 def squeue(job: str, form: str, *flags: str) -> str:
