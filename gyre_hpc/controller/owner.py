@@ -9,27 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from gyre_hpc.errors import CorruptRecord, RunOwned
-
-TERMINAL_STATES = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-    }
-)
+from gyre_hpc.launch.job_state import ENDED, job_state
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -119,10 +105,8 @@ def _why_alive(owner: Owner) -> str:
     if owner.host == socket.gethostname():
         return "" if _process_gone(owner) else "that process is alive"
     if owner.job:
-        state = slurm_state(owner.job)
-        return (
-            "" if state in TERMINAL_STATES else f"Slurm job {owner.job} is {state or 'in an unknown state'}"
-        )
+        state = job_state(owner.job)
+        return "" if state in ENDED else f"Slurm job {owner.job} is {state or 'in an unknown state'}"
     return "it runs on another host and cannot be checked from here"
 
 
@@ -135,19 +119,3 @@ def _process_gone(owner: Owner) -> bool:
         return dead or bool(abs(process.create_time() - owner.process_start) > 1.0)
     except psutil.NoSuchProcess:
         return True
-
-
-def slurm_state(job: str) -> str:
-    """State of a Slurm job from squeue, else sacct; "" when neither knows (which proves nothing)."""
-    for command in (
-        ["squeue", "-h", "-j", job, "-o", "%T"],
-        ["sacct", "-n", "-X", "-j", job, "-o", "State%20"],
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        except (FileNotFoundError, subprocess.TimeoutExpired):
-            continue
-        words = done.stdout.split()
-        if done.returncode == 0 and words:
-            return words[0].rstrip("+")
-    return ""

@@ -18,10 +18,10 @@ from gyre_hpc.controller.train import new_run
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch import profiles, staging
 from gyre_hpc.launch import submit as slurm
+from gyre_hpc.launch.job_state import FAILED, job_states
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.sweep.manifest import Entry, Manifest
 from gyre_hpc.sweep.points import Point, run_name
-from gyre_hpc.sweep.states import FAILED, job_states
 
 CLUSTER: Final = "cluster=slurm"
 """What a point runs on unless its overrides name a cluster."""

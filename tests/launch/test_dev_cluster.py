@@ -22,7 +22,9 @@ def daemons() -> dict[str, int]:
 
 
 def idle_nodes() -> int:
-    said = subprocess.run(["sinfo", "-h", "-N", "-p", "debug", "-o", "%T"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["sinfo", "-h", "-N", "-p", "debug", "-o", "%T"], capture_output=True, text=True, check=True
+    )
     return said.stdout.split().count("idle")
 
 
@@ -75,7 +77,9 @@ def test_up_mends_what_a_crash_left_and_touches_no_stranger(cluster: None) -> No
 def test_accounts_outlive_a_crash_and_go_with_the_folder(accounted: None) -> None:
     first = daemons()
     assert {"slurmdbd.pid", "mariadb.pid"} < first.keys()
-    job = subprocess.check_output(["sbatch", "--parsable", "-o", "/dev/null", "--wrap=true"], text=True).strip()
+    job = subprocess.check_output(
+        ["sbatch", "--parsable", "-o", "/dev/null", "--wrap=true"], text=True
+    ).strip()
     subprocess.run(["srun", "--dependency", f"afterany:{job}", "true"], check=True)
     dev_cluster("up", "--acct")
     assert daemons() == first

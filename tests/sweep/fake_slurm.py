@@ -45,6 +45,10 @@ class FakeSlurm:
         for name, text in lines.items():
             (self._folder / f"{name}.txt").write_text(text + "\n")
 
+    def fail(self, name: str, words: str) -> None:
+        """squeue or sacct refuses with these words."""
+        (self._folder / name).write_text(f"#!/bin/bash\necho '{words}' >&2\nexit 1\n")
+
     @property
     def scripts(self) -> dict[str, str]:
         return {path.stem: path.read_text() for path in sorted(self._folder.glob("*.script"))}

@@ -16,7 +16,6 @@ from gyre_hpc.hydra_app import compose
 from gyre_hpc.report.summary import Summary
 from gyre_hpc.sweep.manifest import Manifest
 from gyre_hpc.sweep.results import FINISHED, NOT_SUBMITTED, UNKNOWN, Progress, results, standings, state_of
-from gyre_hpc.sweep.states import FAILED, job_states, read_state
 from tests.sweep.fake_slurm import FakeSlurm
 from tests.sweep.sweeps import FIRST, NOON, SECOND, THIRD, a_run
 
@@ -41,34 +40,6 @@ def manifest(tmp_path: Path) -> Manifest:
     (tmp_path / "run-1" / "summary.json").write_bytes(msgspec.json.encode(summary(3)))
     made.record(THIRD, error="model.path=/x: no such folder\n  fix: name one", time=NOON)
     return made
-
-
-def test_slurm_is_asked_for_what_it_knows_and_accounting_for_the_rest(slurm: FakeSlurm) -> None:
-    slurm.say(
-        squeue="77|RUNNING\n78+0|PENDING\n78+1|RUNNING",
-        sacct="77|FAILED\n79+0|CANCELLED by 1000\n79+1|COMPLETED",
-    )
-    assert job_states(["77", "78", "79", "80"]) == {"77": "RUNNING", "78": "PENDING", "79": "CANCELLED"}
-    assert "CANCELLED" in FAILED and "COMPLETED" not in FAILED
-
-
-def test_without_slurms_commands_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    assert job_states(["77"]) == {} and job_states([]) == {}
-
-
-@pytest.mark.parametrize(
-    ("line", "read"),
-    [
-        ("59|COMPLETED", ("59", "COMPLETED")),
-        ("59+0|CANCELLED by 0", ("59", "CANCELLED")),
-        ("59+1|FAILED", ("59+1", "FAILED")),
-        ("59|CANCELLED+", ("59", "CANCELLED")),
-        ("59|", ("59", "")),
-    ],
-)
-def test_a_line_of_squeue_or_sacct_is_read(line: str, read: tuple[str, str]) -> None:
-    assert read_state(line) == read
 
 
 @given(st.integers(0, 5), st.booleans())
