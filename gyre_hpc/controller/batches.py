@@ -81,6 +81,10 @@ class BatchRunner:
         held = self.ledger is not None and self.ledger.holds(cell)
         return held or (self.committing and cell == self.core)
 
+    def owes(self, cell: CellId) -> bool:
+        """Whether the cell holds a contribution, made or being made, that the core has not added yet."""
+        return cell in self.contributions or cell in self.flushing
+
     # ---- opening ------------------------------------------------------------------------------------------------
 
     def open(self, batch: int, core: CellId, version: Version, makes: Version) -> None:

@@ -19,6 +19,7 @@ from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import (
     AnyEvent,
     CellAdded,
+    CellKind,
     CellLost,
     CellReady,
     CellRoutable,
@@ -73,6 +74,13 @@ class Cell:
     """The weights of the newest BecomeEngine."""
     route: Serial = NEVER
     """The newest Route or Unroute."""
+    kind: CellKind = CellKind.OWN
+    departing: bool = False
+    """A guest that leaves for good: it takes up no work."""
+    deserted: bool = False
+    """Departing, and the gateway has moved its calls."""
+    gone: bool = False
+    """A guest that never comes back: the row answers late messages and counts nowhere."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +110,16 @@ class CellTable:
     _starved: dict[CellId, float] = field(default_factory=dict)
     _serial: Serial = NEVER
 
-    def add(self, id: CellId, capacity: int, *, known: bool) -> Cell:
+    def add(self, id: CellId, capacity: int, *, known: bool, kind: CellKind = CellKind.OWN) -> Cell:
         """`known`: the schedule counts this cell since its start; else it learns of it by CellAdded."""
-        cell = Cell(id, capacity, known=known, since=self.hooks.clock())
+        cell = Cell(id, capacity, known=known, since=self.hooks.clock(), kind=kind)
         self.cells[id] = cell
         return cell
+
+    @property
+    def present(self) -> list[Cell]:
+        """All but the guests that are gone."""
+        return [cell for cell in self.cells.values() if not cell.gone]
 
     def move(self, cell: Cell, to: Phase) -> None:
         """The only place that changes a phase."""
@@ -133,7 +146,7 @@ class CellTable:
             self._load_if_possible(cell)
 
     def _load_if_possible(self, cell: Cell) -> None:
-        if cell.phase is Phase.IDLE and self.weights is not None:
+        if cell.phase is Phase.IDLE and self.weights is not None and not cell.departing:
             self.move(cell, Phase.LOADING)
             self._load(cell)
 
@@ -166,6 +179,18 @@ class CellTable:
             self.hooks.feed(CellLost(id))
         cell.known = cell.announced = False
 
+    def depart(self, id: CellId) -> bool:
+        """A guest leaves: the schedule counts a serving one out and its calls move on. True when that is to be awaited."""
+        cell = self.cells[id]
+        cell.departing = True
+        if cell.phase is not Phase.ROLLOUT:
+            return False
+        self.move(cell, Phase.LEAVING)
+        cell.counted_out = True
+        self._unroute(cell, self.drain_s, "the cell leaves the run")
+        self.hooks.feed(CellUnroutable(id, "leaves the run"))
+        return True
+
     def restarted(self, id: CellId) -> None:
         """A new incarnation of a lost cell has been launched."""
         cell = self.cells[id]
@@ -190,7 +215,9 @@ class CellTable:
         cell = self.cells[message.cell]
         if _late(message, cell.route, cell):
             return
-        if cell.phase is Phase.LEAVING:
+        if cell.departing:
+            cell.deserted = True
+        elif cell.phase is Phase.LEAVING:
             self.move(cell, Phase.JOINING)
             cell.switch = self._next_serial()
             weights = None if core else snapshot
@@ -239,7 +266,7 @@ class CellTable:
         """The cell serves. Said after every load, also one that replaced a newer version in the middle of a return."""
         if not cell.known:
             cell.known = cell.announced = True
-            self.hooks.feed(CellAdded(cell.id, cell.capacity))
+            self.hooks.feed(CellAdded(cell.id, cell.capacity, cell.kind))
         elif cell.counted_out:
             self.hooks.feed(CellRoutable(cell.id))
         else:

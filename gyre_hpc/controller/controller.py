@@ -21,6 +21,7 @@ from gyre_hpc.controller.batches import BatchHooks, BatchRunner
 from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import Execution, ExecutionHooks, ExecutionTable
+from gyre_hpc.controller.guests import Guests
 from gyre_hpc.controller.history import History
 from gyre_hpc.controller.journal import AttemptOpened, Closed, Journal, Outcome, Resumed, Sealed
 from gyre_hpc.controller.observer import Observer
@@ -93,6 +94,17 @@ class Controller:
             self.processing,
             self.observer,
         )
+        self.guests = Guests(
+            self.config,
+            context.layout,
+            peers,
+            self.cells,
+            self.batches,
+            self.journal,
+            history,
+            self.observer,
+            over=lambda: self._stop_reason is not None,
+        )
         self.reception = Reception(
             self.config,
             peers,
@@ -105,6 +117,7 @@ class Controller:
             self.processing,
             self.observer,
             self.supervision,
+            self.guests,
         )
 
     def _execution_hooks(self) -> ExecutionHooks:
@@ -178,6 +191,8 @@ class Controller:
                 await self._save_before_leaving()
         finally:
             self.processing.send(msg.Seal())
+            if self._stop_reason is not None:
+                self.guests.dismiss(self._stop_reason or "done")
             await self.peers.shut_down(self._interrupted or self._stop_reason or "done", SHUTDOWN_GRACE_S)
             await self.weights.tidied()
             await self.snapshots.written()
@@ -245,9 +260,10 @@ class Controller:
         self.peers.check_liveness()
         self.journal.sync_soon()
         self.cells.end_doubts(self._ticked_at)
+        self.guests.tick()
         self.reception.restart_the_starved(self._ticked_at)
         publishing = self.weights.publishing is not None
-        cells, state = list(self.cells.cells.values()), self.driver.state
+        cells, state = self.cells.present, self.driver.state
         self.observer.sample(cells, self.batches, state, self.reception.running_calls, publishing)
         self.context.progress.tick(state, cells)
 

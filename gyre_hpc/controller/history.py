@@ -20,6 +20,7 @@ from gyre_hpc.controller.journal import (
     AttemptOpened,
     CheckpointWritten,
     Closed,
+    GuestsJoined,
     Happened,
     Outcome,
     Resumed,
@@ -55,6 +56,8 @@ class History:
     resumes: int = 0
     launched: set[ExecutionId] = field(default_factory=set)
     terminated: dict[ExecutionId, ClosingReason] = field(default_factory=dict)
+    guests: int = 0
+    """Guests that have ever joined: ids of cells are never used again."""
 
     @property
     def fresh(self) -> bool:
@@ -82,6 +85,8 @@ class History:
                 self.checkpoint = (version, _in_run(Path(path)))
             case Resumed():
                 self.resumes += 1
+            case GuestsJoined(cells=cells):
+                self.guests += len(cells)
 
     def _note_event(self, entry: Happened) -> None:
         match entry.event:
@@ -123,6 +128,7 @@ class History:
             resumes=self.resumes,
             launched=self.launched,
             terminated=self.terminated,
+            guests=self.guests,
         )
 
 
@@ -141,6 +147,7 @@ def _restored(snapshot: Snapshot) -> History:
         resumes=snapshot.resumes,
         launched=snapshot.launched,
         terminated=snapshot.terminated,
+        guests=snapshot.guests,
     )
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
-from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent
+from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent, CellKind
 from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed
 
 HEADER = struct.Struct("<II")
@@ -95,7 +95,26 @@ class Resumed(Entry, frozen=True):
     epoch: int
 
 
-AnyEntry = Happened | AttemptOpened | Closed | Sealed | Outcome | StepTaken | CheckpointWritten | Resumed
+class GuestsJoined(Entry, frozen=True):
+    """A cell host was given these cells, under ids that no cell of the run has had. `job` is "" outside Slurm."""
+
+    cells: tuple[CellId, ...]
+    kind: CellKind
+    job: str
+    host: str
+
+
+AnyEntry = (
+    Happened
+    | AttemptOpened
+    | Closed
+    | Sealed
+    | Outcome
+    | StepTaken
+    | CheckpointWritten
+    | Resumed
+    | GuestsJoined
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[tuple[AnyEntry, ...]] = msgspec.msgpack.Decoder(tuple[AnyEntry, ...])
 

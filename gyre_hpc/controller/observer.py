@@ -137,6 +137,15 @@ class Observer:
         elif cell.phase in (Phase.DOWN, Phase.LOST):
             self._switching.pop(cell.id, None)
 
+    def guests(self, text: str) -> None:
+        """Cells of another job come or go."""
+        log.info("%s", text)
+        self.progress.note(text)
+
+    def gone(self, cell: CellId) -> None:
+        """A guest never comes back: its row in the timeline ends."""
+        self.writer.write(m.RoleChange(self.now(), cell, m.GONE))
+
     def fault(self, who: str, what: str) -> None:
         log.warning("%s: %s", who, what)
         self.writer.write(m.Fault(self.now(), who, what))

@@ -53,6 +53,8 @@ class Peer:
     dead: bool = False
     log: Path = Path()
     outbox: list[Message] = field(default_factory=list)
+    launcher: Launcher | None = None
+    """What starts a guest's processes; None: the run's own launcher."""
 
     @property
     def id(self) -> PeerId:
@@ -96,7 +98,15 @@ class Suspected:
     recovered: bool
 
 
-Inbound = Said | Connected | Exited | Suspected
+@dataclass(frozen=True)
+class HostSaid:
+    """A message of a cell host; None: its link has ended."""
+
+    link: PeerLink
+    message: Message | None
+
+
+Inbound = Said | Connected | Exited | Suspected | HostSaid
 
 
 class Peers:
@@ -117,14 +127,14 @@ class Peers:
     def start_accepting(self) -> None:
         self._spawn(self._accept())
 
-    async def launch(self, kind: PeerKind, index: int) -> Peer:
-        """Start (or restart) the peer's process."""
-        peer = self.peers.setdefault((kind, index), Peer(kind, index))
+    async def launch(self, kind: PeerKind, index: int, launcher: Launcher | None = None) -> Peer:
+        """Start (or restart) the peer's process, a guest's with the `launcher` that its first launch names."""
+        peer = self.peers.setdefault((kind, index), Peer(kind, index, launcher=launcher))
         peer.launches += 1
         peer.link, peer.reader, peer.suspect, peer.dead = None, None, False, False
         peer.launched_at = time.monotonic()
         peer.outbox.clear()
-        peer.handle = await self._launcher.start(self._spec(peer))
+        peer.handle = await (peer.launcher or self._launcher).start(self._spec(peer))
         self._spawn(self._watch(peer, peer.launches, peer.handle))
         return peer
 
@@ -174,8 +184,18 @@ class Peers:
             peer.handle.kill()
 
     def dead(self) -> list[Peer]:
-        """Peers whose process has ended and was not relaunched."""
-        return [peer for peer in self.peers.values() if peer.dead]
+        """The run's own peers whose process has ended and was not relaunched."""
+        return [peer for peer in self.peers.values() if peer.dead and peer.launcher is None]
+
+    def fence(self, kind: PeerKind, index: int) -> None:
+        """Hear nothing more of the peer, whose host is gone."""
+        peer = self.peers.get((kind, index))
+        if peer is not None and peer.link is not None:
+            peer.link.abandon()
+
+    def forget(self, kind: PeerKind, index: int) -> None:
+        """The peer has ended and never comes back."""
+        self.peers.pop((kind, index), None)
 
     def check_liveness(self) -> None:
         """Suspect the silent, kill the lost and the never-started; to be called about twice a second."""
@@ -226,7 +246,18 @@ class Peers:
 
     async def _accept(self) -> None:
         while True:
-            self._adopt(await self._server.accept())
+            link = await self._server.accept()
+            if link.hello.kind is PeerKind.CELL_HOST:
+                self._spawn(self._read_host(link))
+            else:
+                self._adopt(link)
+
+    async def _read_host(self, link: PeerLink) -> None:
+        """A host is nobody's child: it comes by itself, and the first it says is what it offers."""
+        message: Message | None = link.hello
+        while message is not None:
+            message = await link.receive()
+            self.inbox.put_nowait(HostSaid(link, message))
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))

@@ -17,8 +17,9 @@ from gyre_hpc.controller.cell_table import CellTable
 from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import ExecutionTable
+from gyre_hpc.controller.guests import Guests
 from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import Connected, Exited, Inbound, PeerId, Peers, Said, Suspected
+from gyre_hpc.controller.peers import Connected, Exited, HostSaid, Inbound, PeerId, Peers, Said, Suspected
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
@@ -50,6 +51,7 @@ class Reception:
     processing: Processing
     observer: Observer
     supervision: Supervision
+    guests: Guests
     services: set[PeerKind] = field(default_factory=set)
     running_calls: dict[int, int] = field(default_factory=dict)
     """Model calls per cell, as the gateway said last."""
@@ -74,6 +76,8 @@ class Reception:
                 self._cell_suspected(CellId(index), recovered)
             case Suspected(peer=(kind, _), recovered=recovered):
                 log.warning("%s %s", kind, "is alive again" if recovered else "is silent")
+            case HostSaid(link=link, message=said):
+                self.guests.said(link, said)
 
     def _said(self, peer: PeerId, message: msg.Message) -> None:
         kind, index = peer
@@ -218,12 +222,17 @@ class Reception:
     def _exited(self, peer: PeerId, code: int) -> None:
         kind, index = peer
         self.disowned.discard(peer)
-        self.observer.fault(_name(peer), self.supervision.exited(peer, code))
+        guest = kind is PeerKind.CELL and self.guests.has(CellId(index))
+        why = self.supervision.exited(peer, code, guest=guest)
+        if not guest:
+            self.observer.fault(_name(peer), why)
         if kind is PeerKind.CELL:
             cell = CellId(index)
             self.steps.cell_lost(cell)
             self.cells.lost(cell)
             self.weights.finish_publication()
+        if guest:
+            self.guests.exited(cell, code, why)
 
     def restart_the_starved(self, now: float) -> None:
         """Cells that cannot pull weights from a core that lives."""
@@ -243,6 +252,7 @@ class Reception:
                 self.executions.runner_lost()
             elif peer.kind is PeerKind.PROCESSOR:
                 self.processing.tell_again(self.driver.state.groups, self.executions.outcomes())
+        await self.guests.launch_the_awaited()
 
 
 def _name(peer: PeerId) -> str:

@@ -51,6 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     resumes: int
     launched: set[ExecutionId]
     terminated: dict[ExecutionId, ClosingReason]
+    guests: int = 0
 
 
 def path_of(folder: Path, snapshot: Snapshot) -> Path:

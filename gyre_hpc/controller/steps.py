@@ -68,7 +68,8 @@ class Steps:
                 self.batches.add_group(group, processed.micro_steps, processed.valid)
         if batch.window_open:
             for cell in self.state.trainers:
-                if self.cells.cells[cell].phase is Phase.TRAINING:
+                row = self.cells.cells[cell]
+                if row.phase is Phase.TRAINING and not row.departing:
                     self.batches.enrol(cell)
 
     def micro_step_done(self, cell: CellId, message: msg.MicroStepDone) -> None:

@@ -51,11 +51,12 @@ class Supervision:
         """The peer ends, and says why."""
         self._last_words[peer] = error
 
-    def exited(self, id: PeerId, code: int) -> str:
-        """Why the process ended, in its own words. Raises the error of an end that a restart would only repeat."""
+    def exited(self, id: PeerId, code: int, *, guest: bool = False) -> str:
+        """Why the process ended, in its own words. Raises the error of an end that a restart would only repeat, but for
+        a guest's, which the run can do without."""
         peer = self._peers.peers[id]
         words = self._last_words.pop(id, "") or last_error(peer.log)
-        if code in INCURABLE:
+        if code in INCURABLE and not guest:
             message, _, fix = words.partition(FIX)
             raise INCURABLE[code](
                 f"{peer.name}: {message or f'exited with {code}'}", fix=fix or f"see {peer.log}"

@@ -249,6 +249,8 @@ def role_spans(lines: Sequence[m.AnyMetric], end: float) -> list[tuple[int, str,
             role, start = current.get(line.cell, ("starting", opened))
             spans.append((line.cell, role, start, line.t))
             current[line.cell] = (line.role, line.t)
+            if line.role == m.GONE:
+                del current[line.cell]
         before = line.t
     spans += [(cell, role, start, end) for cell, (role, start) in current.items()]
     return sorted(spans, key=lambda span: (span[2], span[0]))

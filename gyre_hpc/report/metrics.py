@@ -17,6 +17,10 @@ from gyre_hpc.errors import CorruptRecord
 log = logging.getLogger(__name__)
 
 
+GONE = "gone"
+"""Role of a guest that never comes back."""
+
+
 class Metric(msgspec.Struct, frozen=True, tag_field="kind"):
     """Base of all lines."""
 
@@ -28,7 +32,7 @@ class Opened(Metric, tag="opened", frozen=True):
 
 
 class RoleChange(Metric, tag="role", frozen=True):
-    """The cell entered a phase of `controller.cell_table.Phase`: rollout, leaving, joining, training, ..., lost."""
+    """The cell entered a phase of `controller.cell_table.Phase`: rollout, leaving, joining, training, ..., lost; or is GONE."""
 
     cell: int
     role: str

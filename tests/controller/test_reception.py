@@ -35,13 +35,25 @@ class World:
         weights: Any = SimpleNamespace(finish_publication=lambda: None, cell_lost=lambda cell, core: None)
         peers: Any = SimpleNamespace(kill=lambda kind, index: self.killed.append((kind, index)))
         observer: Any = SimpleNamespace(fault=lambda who, what: self.faults.append((who, what)))
-        supervision: Any = SimpleNamespace(exited=lambda peer, code: f"exited with {code}")
+        supervision: Any = SimpleNamespace(exited=lambda peer, code, guest: f"exited with {code}")
+        guests: Any = SimpleNamespace(has=lambda cell: False)
         driver: Any = SimpleNamespace(state=initial_state(Settings((4, 4))))
         config = RunConfig(model=ModelConfig(path="unused"))
         batches = self.batch.runner
         steps = Steps(config, driver, cells, batches, weights, nobody, observer)
         self.reception = Reception(
-            config, peers, driver, executions, cells, batches, weights, steps, nobody, observer, supervision
+            config,
+            peers,
+            driver,
+            executions,
+            cells,
+            batches,
+            weights,
+            steps,
+            nobody,
+            observer,
+            supervision,
+            guests,
         )
         batches.add_group(*group(1, 2))
         batches.enrol(CORE)

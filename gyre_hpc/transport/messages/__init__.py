@@ -1,6 +1,6 @@
 """Every message that crosses a link, by direction. Small, ordered, typed; bulk goes through regions.
 
-A link joins the controller to one peer: a cell leader, the gateway, the runner or the processor. The envelope
+A link joins the controller to one peer: a cell leader, the gateway, the runner, the processor or a cell host. The envelope
 (epoch, incarnation, sequence) belongs to `wire.py`; these are the bodies. This package is the one to import from. Pickle never crosses a wire.
 
 An answer names its command: calls and work by execution and attempt, batch, micro-step or version, switches and routes by
@@ -46,6 +46,14 @@ from gyre_hpc.transport.messages.gateway import (
     Unroute,
     Unrouted,
 )
+from gyre_hpc.transport.messages.host import (
+    EndProcess,
+    LeaveCells,
+    OfferCells,
+    ProcessEnded,
+    ProcessSerial,
+    StartProcess,
+)
 from gyre_hpc.transport.messages.processor import (
     DropGroup,
     ExecutionOutcome,
@@ -81,6 +89,7 @@ __all__ = [
     "Contribution",
     "ContributionCommitted",
     "DropGroup",
+    "EndProcess",
     "EngineDown",
     "EngineFault",
     "ExecutionAssessed",
@@ -100,13 +109,17 @@ __all__ = [
     "Heartbeat",
     "HeldBack",
     "Hello",
+    "LeaveCells",
     "Manifest",
     "Message",
     "MicroStepDone",
     "MicroStepRef",
     "MicroStepUnavailable",
+    "OfferCells",
     "OpenExecution",
     "PeerKind",
+    "ProcessEnded",
+    "ProcessSerial",
     "PublishWeights",
     "RegionKind",
     "RestoreTrainer",
@@ -118,6 +131,7 @@ __all__ = [
     "StartBatch",
     "StartExecution",
     "StartPostponed",
+    "StartProcess",
     "SwitchFailed",
     "SwitchPostponed",
     "TrainerRestored",
@@ -154,6 +168,9 @@ FromPeer = (
     | CommitFailed
     | WeightsPublished
     | TrainerRestored
+    | OfferCells
+    | LeaveCells
+    | ProcessEnded
 )
 FromController = (
     Shutdown
@@ -180,4 +197,6 @@ FromController = (
     | CommitBatch
     | PublishWeights
     | RestoreTrainer
+    | StartProcess
+    | EndProcess
 )

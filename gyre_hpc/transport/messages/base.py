@@ -18,6 +18,7 @@ class PeerKind(enum.StrEnum):
     GATEWAY = "gateway"
     RUNNER = "runner"
     PROCESSOR = "processor"
+    CELL_HOST = "cell_host"
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,204 @@
+"""Cells that run in another job, or on another machine, and may vanish at any time.
+
+A cell host offers room; each of its cells gets an id that no cell of the run has had and is started through it. A guest
+that dies is started again while its host is there, a few times per host, which costs the run none of its `cluster.restarts`.
+A host that says it must end has its cells leave in order: calls move on, a contribution is handed over if the batch closes
+in time. When the host is gone, its cells are lost at once, are not started elsewhere, and their rows stay inert. All
+methods but `launch_the_awaited` are called from the controller's loop and return at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.controller.batches import BatchRunner
+from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.history import History
+from gyre_hpc.controller.journal import GuestsJoined, Journal
+from gyre_hpc.controller.observer import Observer
+from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.phases import Phase
+from gyre_hpc.controller.supervision import INCURABLE
+from gyre_hpc.launch.remote import RemoteLauncher
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.records import CellId
+from gyre_hpc.schedule.protocol import CellKind
+from gyre_hpc.transport import messages as msg
+from gyre_hpc.transport.links import PeerLink
+from gyre_hpc.transport.messages import PeerKind
+
+log = logging.getLogger(__name__)
+RESTARTS: Final = 3
+"""Restarts of cells on one host; one more death and the cell is given up."""
+MARGIN_S: Final = 5.0
+"""Of a host's last seconds, those in which its cells' processes must end."""
+
+
+@dataclass(eq=False)
+class Host:
+    """One cell host. `cells`: those that may still come back. `leaves_at`: the latest its cells are told to end."""
+
+    link: PeerLink
+    launcher: RemoteLauncher
+    kind: CellKind
+    job: str
+    cells: set[CellId] = field(default_factory=set)
+    restarts: int = 0
+    leaves_at: float | None = None
+    told: set[CellId] = field(default_factory=set)
+    """Cells that were told to end."""
+
+    @property
+    def name(self) -> str:
+        where = f"{self.link.hello.host} (pid {self.link.hello.pid})"
+        return f"job {self.job} on {where}" if self.job else where
+
+
+@dataclass
+class Guests:
+    """All hosts of one controller. `over` says whether the run takes no cells any more."""
+
+    config: RunConfig
+    layout: RunLayout
+    peers: Peers
+    cells: CellTable
+    batches: BatchRunner
+    journal: Journal
+    history: History
+    observer: Observer
+    over: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    _hosts: list[Host] = field(default_factory=list)
+    _awaited: list[tuple[Host, CellId]] = field(default_factory=list)
+    """Cells whose process is to be started."""
+
+    def has(self, cell: CellId) -> bool:
+        """Whether the cell is a guest."""
+        return cell in self.cells.cells and self.cells.cells[cell].kind is not CellKind.OWN
+
+    # ---- hosts --------------------------------------------------------------------------------------------------
+
+    def said(self, link: PeerLink, message: msg.Message | None) -> None:
+        """What a host says; None: its link has ended, and it with it."""
+        host = next((host for host in self._hosts if host.link is link), None)
+        match message:
+            case msg.OfferCells() if host is None and message.cells > 0 and not self.over():
+                self._welcome(link, message)
+            case msg.ProcessEnded() if host is not None:
+                host.launcher.ended(message)
+            case msg.LeaveCells(grace_s=grace_s, reason=reason) if host is not None:
+                self._leave(host, grace_s, reason)
+            case None if host is not None:
+                self._gone(host)
+            case msg.Goodbye() | None:
+                pass
+            case _:
+                log.warning("%s: %s is of no use", link.name, type(message).__name__)
+                link.send(msg.Shutdown("the run has no use for these cells"))
+
+    def _welcome(self, link: PeerLink, offer: msg.OfferCells) -> None:
+        kind = CellKind.ROLLOUT if offer.rollout_only else CellKind.SATELLITE
+        host = Host(link, RemoteLauncher(link.send, self.layout), kind, offer.job)
+        first = self.config.cluster.cells + self.history.guests
+        ids = tuple(CellId(id) for id in range(first, first + offer.cells))
+        self._hosts.append(host)
+        self.journal.append(GuestsJoined(time.time(), ids, kind, offer.job, link.hello.host))
+        for id in ids:
+            host.cells.add(id)
+            self.cells.add(id, self.config.engine.capacity, known=False, kind=kind)
+            self._awaited.append((host, id))
+        use = "serve calls" if offer.rollout_only else "serve calls and train"
+        self.observer.guests(f"{_named(ids)} join from {host.name}: they {use}")
+
+    def _leave(self, host: Host, grace_s: float, reason: str) -> None:
+        self.observer.guests(f"{_named(host.cells)} leave with {host.name}: {reason}")
+        host.leaves_at = self.clock() + max(0.0, grace_s - MARGIN_S)
+        for cell in sorted(host.cells):
+            if self.cells.cells[cell].phase is Phase.TRAINING:
+                self.batches.flush_leaver(cell)
+            self.cells.depart(cell)
+        self._end_the_deserted(host)
+
+    def _gone(self, host: Host) -> None:
+        if host.cells:
+            self.observer.fault(host.name, f"gone, and {_named(host.cells)} with it")
+        self._hosts.remove(host)
+        for cell in host.cells:
+            self.peers.fence(PeerKind.CELL, cell)
+        host.launcher.lost()
+
+    def tick(self) -> None:
+        """To be called a few times a second: end cells that may leave, and hosts that are silent for too long."""
+        patience = self.config.cluster.suspect_after_s + self.config.cluster.lost_after_s
+        for host in self._hosts:
+            self._end_the_deserted(host)
+            if host.link.silent_s() > patience:
+                log.error("%s is LOST: silent for %.1f s", host.name, host.link.silent_s())
+                host.link.abandon()
+
+    def dismiss(self, reason: str) -> None:
+        """The run is over: hosts end once their cells have."""
+        for host in self._hosts:
+            host.link.send(msg.Shutdown(reason))
+
+    # ---- their cells --------------------------------------------------------------------------------------------
+
+    async def launch_the_awaited(self) -> None:
+        """Start, or start again, cells on their hosts."""
+        awaited, self._awaited = self._awaited, []
+        for host, id in awaited:
+            again = self.cells.cells[id].phase is Phase.LOST
+            if host.leaves_at is not None:
+                self.cells.lost(id)
+                self._give_up(host, id)
+                continue
+            await self.peers.launch(PeerKind.CELL, id, host.launcher)
+            if again:
+                self.cells.restarted(id)
+
+    def exited(self, cell: CellId, code: int, why: str) -> None:
+        """The cell is lost and its process has ended: start it again, or give it up. 0: its own job told it to end."""
+        host = next((host for host in self._hosts if cell in host.cells), None)
+        told = code == 0 or self.cells.cells[cell].departing
+        if told:
+            self.observer.guests(f"cell-{cell} has left the run")
+        else:
+            self.observer.fault(f"cell-{cell}", why)
+        if host is not None and not told and code not in INCURABLE and host.restarts < RESTARTS:
+            host.restarts += 1
+            self._awaited.append((host, cell))
+        else:
+            self._give_up(host, cell)
+
+    def _give_up(self, host: Host | None, cell: CellId) -> None:
+        self.cells.cells[cell].gone = True
+        self.peers.forget(PeerKind.CELL, cell)
+        self.observer.gone(cell)
+        if host is not None:
+            host.cells.discard(cell)
+            if not host.cells:
+                host.link.send(msg.Shutdown("none of its cells is left"))
+
+    def _end_the_deserted(self, host: Host) -> None:
+        """A leaving cell ends once no call is on it and no contribution of it is awaited, or when its time is over."""
+        if host.leaves_at is None:
+            return
+        for cell in [self.cells.cells[id] for id in sorted(host.cells)]:
+            drains = cell.phase is Phase.LEAVING and not cell.deserted
+            awaited = drains or self.batches.owes(cell.id)
+            if cell.id in host.told or (awaited and self.clock() < host.leaves_at):
+                continue
+            host.told.add(cell.id)
+            if cell.phase is Phase.STARTING:
+                self.peers.kill(PeerKind.CELL, cell.id)
+            else:
+                self.peers.send(PeerKind.CELL, cell.id, msg.Shutdown("its host leaves"))
+
+
+def _named(cells: set[CellId] | tuple[CellId, ...]) -> str:
+    return ", ".join(f"cell-{cell}" for cell in sorted(cells)) or "no cell"
