@@ -66,6 +66,12 @@ def _doctor(arguments: list[str]) -> None:
     cli_slurm.doctor(_parser("doctor"), arguments, Console(highlight=False))
 
 
+def _cells(arguments: list[str]) -> None:
+    from gyre_hpc import cli_cells
+
+    cli_cells.cells(_parser("cells"), arguments, Console(highlight=False))
+
+
 def _controller(arguments: list[str]) -> None:
     from gyre_hpc import cli_slurm
     from gyre_hpc.controller.train import train
@@ -153,6 +159,11 @@ VERBS = {
         _controller,
         "what a job script execs: gyre train, if job and configuration agree",
         "gyre controller experiment=quickstart cluster=slurm",
+    ),
+    "cells": Verb(
+        _cells,
+        "cells of another job join a live run, serve, train and may vanish",
+        "gyre cells add runs/quickstart-1 --partition=preempt --cells=2",
     ),
     "stage": Verb(
         _stage,

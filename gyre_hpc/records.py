@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 CellId = NewType("CellId", int)
-"""Position of a cell in the launch plan, 0..K-1. The schedule's order starts as this order; index 0 is the first core."""
+"""Position of a cell in the launch plan, 0..K-1; from K on, guests in the order of their coming. The schedule's order starts
+as this order; index 0 is the first core."""
 GroupId = NewType("GroupId", int)
 """A rollout group: N executions of one query."""
 ExecutionId = NewType("ExecutionId", int)

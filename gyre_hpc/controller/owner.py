@@ -95,6 +95,12 @@ def acquire(run: Path, *, force: bool = False) -> Owner:
     return owner
 
 
+def why_alive(run: Path) -> str:
+    """Why a controller of this run may be alive; "" when none has owned the folder or the last is provably gone."""
+    owner = read_owner(run)
+    return "" if owner is None else _why_alive(owner)
+
+
 def _why_alive(owner: Owner) -> str:
     """Why the owner may still be alive; "" when it is provably gone."""
     job = os.environ.get("SLURM_JOB_ID", "")

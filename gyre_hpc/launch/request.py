@@ -61,7 +61,7 @@ def request_for(cluster: ClusterConfig) -> JobRequest:
 
 
 def _flat(cluster: ClusterConfig) -> Component:
-    cells, job = _cells(cluster), cluster.job
+    cells, job = request_for_cells(cluster), cluster.job
     return Component(
         holds=f"{SERVICES}; {cells.holds}",
         nodes=cells.nodes,
@@ -83,10 +83,11 @@ def _het(cluster: ClusterConfig) -> tuple[Component, ...]:
         mem_mb=megabytes(job.service_mem),
         partition=job.service_partition or job.partition,
     )
-    return services, _cells(cluster)
+    return services, request_for_cells(cluster)
 
 
-def _cells(cluster: ClusterConfig) -> Component:
+def request_for_cells(cluster: ClusterConfig) -> Component:
+    """Room for the cells alone. Raises ConfigError for keys that contradict each other."""
     cell, job = cluster.cell, cluster.job
     per_node = min(job.cells_per_node, cluster.cells)
     if cell.nodes > 1 and job.cells_per_node > 1:

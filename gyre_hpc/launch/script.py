@@ -27,7 +27,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Names:
     """Where things are: all absolute. `python` has the package's dependencies; `folder` is where submit was called.
 
-    `force`: take the run over from an owner of which Slurm knows nothing any more.
+    `force`: take the run over from an owner of which Slurm knows nothing any more. `command`: the batch process in words of
+    `gyre`; empty: the run's controller.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Names:
     python: Path
     folder: Path
     force: bool = False
+    command: tuple[str, ...] = ()
 
 
 def render(request: JobRequest, job: JobConfig, names: Names) -> str:
@@ -48,13 +50,19 @@ def render(request: JobRequest, job: JobConfig, names: Names) -> str:
             )
     lines = [
         "#!/bin/bash",
-        f"# Written by gyre submit for {names.run}; to go on later: gyre submit resume=RUN",
+        _origin(names),
     ]
     for index, component in enumerate(request.components):
         lines += ["#SBATCH hetjob"] if index else []
         lines += [_directive(word) for word in _component(component, job, names)]
         lines += [_directive(word) for word in _batch(job, names)] if index == 0 else []
     return "\n".join([*lines, "", "set -eo pipefail", *_environment(job, names), *_command(names), ""])
+
+
+def _origin(names: Names) -> str:
+    if names.command:
+        return f"# Written by gyre cells add for {names.run}"
+    return f"# Written by gyre submit for {names.run}; to go on later: gyre submit resume=RUN"
 
 
 def _component(component: Component, job: JobConfig, names: Names) -> Iterator[str]:
@@ -113,5 +121,6 @@ def _environment(job: JobConfig, names: Names) -> Iterator[str]:
 
 
 def _command(names: Names) -> Iterator[str]:
-    words = [str(names.python), "-u", "-m", "gyre_hpc.cli", "controller", f"resume={names.run}"]
-    yield "exec " + shlex.join(words + ["resume_force=true"] * names.force)
+    controller = ["controller", f"resume={names.run}", *["resume_force=true"] * names.force]
+    words = [str(names.python), "-u", "-m", "gyre_hpc.cli", *(names.command or controller)]
+    yield "exec " + shlex.join(words)
