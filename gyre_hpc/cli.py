@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput
 
-BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate")
+BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ SILENT_S: Final = 60.0
 """A puller that takes no byte for so long is given up."""
 
 
+WINDOW: Final = 4 << 20
+"""Bytes the kernel may hold for a receiver that is not scheduled."""
+
+
 class Ask(msgspec.Struct, frozen=True):
     """Puller to owner, after the owner's nonce: the region's file name and the proof of the run secret."""
 
@@ -89,6 +93,8 @@ class SocketBackend:
             await self._answer(reader, writer)
         except (OSError, TimeoutError, msgspec.DecodeError, ProtocolViolation) as error:
             log.warning("%s: pull from %s ended: %s", self._owner, writer.get_extra_info("peername"), error)
+        except asyncio.CancelledError:  # the process ends; nobody waits for this task
+            log.info("%s: pull from %s cut off", self._owner, writer.get_extra_info("peername"))
         finally:
             writer.close()
 
@@ -120,6 +126,7 @@ class SocketBackend:
         host, _, port = manifest.address.rpartition(":")
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
+            _widen(sock)
             await loop.sock_connect(sock, (host, int(port)))
             await self._ask(sock, manifest, room.bytes)
             receiving = asyncio.ensure_future(asyncio.to_thread(_receive, sock, room, deadline))
@@ -159,6 +166,13 @@ def _send(sock: socket.socket, path: Path) -> None:
         sock.sendall(frame(Answer(bytes=total)))
         if total:
             sock.sendfile(file)
+
+
+def _widen(sock: socket.socket) -> None:
+    """A large receive buffer, where the host allows one: to ask for less than the kernel would grow to is worse."""
+    with contextlib.suppress(OSError, ValueError):
+        if int(Path("/proc/sys/net/core/rmem_max").read_text()) >= WINDOW:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW)
 
 
 def _receive(sock: socket.socket, room: Room, deadline: float) -> None:
