@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ def _gpu() -> bool:
     )
 
 
+NIXL = ".venv/bin/pip install --no-deps nixl-cu12==1.5.1 (without its dependencies: it declares torch)"
+
 NEEDS = {
     "slurm": (
         lambda: os.geteuid() == 0 and shutil.which("slurmctld") is not None,
@@ -36,6 +39,7 @@ NEEDS = {
         "sysctl -w kernel.unprivileged_userns_clone=1 (or run where user namespaces are allowed)",
     ),
     "root": (lambda: os.geteuid() == 0, "run as root"),
+    "nixl": (lambda: any(importlib.util.find_spec(wheel) for wheel in ("nixl_cu12", "nixl_cu13")), NIXL),
     "gpu": (_gpu, "run on a node with a CUDA device"),
 }
 

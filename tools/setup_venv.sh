@@ -14,5 +14,7 @@ if [ "$(cat .venv/installed 2>/dev/null)" != "$want" ]; then
   # 2.13.0 is the version the project is checked with; a CPU build suffices. An installed torch >= 2.6 is kept.
   .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/pip install --quiet 'torch==2.13.0'
   .venv/bin/pip install --quiet --editable ".${1:+[$1]}"
+  # Without its dependencies: it declares torch with CUDA, of which region transport needs nothing.
+  [ "${1:-}" != test ] || .venv/bin/pip install --quiet --no-deps 'nixl-cu12==1.5.1'
   echo "$want" >.venv/installed
 fi

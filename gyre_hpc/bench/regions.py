@@ -121,7 +121,7 @@ async def pulling(name: str, total: int) -> AsyncIterator[Callable[[], Any]]:
     """A pull by this way from an owner in a process of its own. Raises LeftOut."""
     way, key = WAYS[name], uuid.uuid4().hex
     try:
-        backends = [] if name in ("shm", "tcp") else make_backends(way)
+        backends = [] if name in ("shm", "tcp") else make_backends(way, "127.0.0.1", "puller", SECRET)
     except GyreError as error:
         raise LeftOut(error.message) from error
     puller = RegionServer(
@@ -159,7 +159,7 @@ async def _owner(way: str, key: str, total: int) -> AsyncIterator[Manifest]:
 
 async def own(way: str, key: str, total: int) -> None:
     """The owner's process: publish, say the manifest, stay until the input ends."""
-    backends = make_backends(way) if way != SAME_HOST else []
+    backends = make_backends(way, "127.0.0.1", "owner", SECRET) if way != SAME_HOST else []
     server = RegionServer("127.0.0.1", "owner", key, secret=SECRET, backends=backends)
     await server.start()
     manifest = server.publish(RegionKind.WEIGHTS, "policy", 0, "", region(total))

@@ -17,11 +17,15 @@ def region_server(config: RunConfig, owner: str, secret: bytes) -> RegionServer:
         owner,
         run_key(secret),
         secret=secret,
-        backends=make_backends(config.transport.kind),
+        backends=make_backends(config.transport.kind, config.cluster.host, owner, secret),
         same_host=config.transport.same_host,
     )
 
 
-def make_backends(kind: str) -> list[Backend]:
-    """The backends of this kind of transport beside TCP."""
+def make_backends(kind: str, host: str, owner: str, secret: bytes) -> list[Backend]:
+    """The backends of this kind of transport beside TCP, not yet started."""
+    if kind == "nixl":
+        from gyre_hpc.transport.nixl_backend import NixlBackend
+
+        return [NixlBackend(host, owner, secret)]
     return []

@@ -1,6 +1,8 @@
 """Region backend `sockets`: the bytes of a region over TCP, after a proof of the run secret. Every owner has it.
 
 The owner's kernel sends the file, a thread of the puller receives into the room: neither event loop sees the bytes.
+Instead of the bytes a puller may ask for another backend's grant on them (what a one-sided read needs to know); its
+connection is then the lease: while it is open the owner keeps the region readable, and its end tells of the owner's.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import hmac
 import logging
 import os
 import secrets
+import select
 import socket
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,6 +36,10 @@ STREAMS: Final = 32
 """Most pulls that one owner serves at the same time; more wait their turn."""
 SILENT_S: Final = 60.0
 """A puller that takes no byte for so long is given up."""
+PROGRESS_S: Final = 0.0005
+"""Seconds between two calls of `Lessor.progress`."""
+LEASE_S: Final = 3600.0
+"""A puller that reads for so long by itself is given up; one that dies ends its lease at once."""
 
 
 WINDOW: Final = 4 << 20
@@ -38,17 +47,32 @@ WINDOW: Final = 4 << 20
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Puller to owner, after the owner's nonce: the region's file name and the proof of the run secret."""
+    """Puller to owner, after the owner's nonce: the region's file name, by which way, and the proof of the run secret."""
 
     region: str
+    way: str
     proof: bytes
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Owner to puller: `bytes` follow, or nothing and why."""
+    """Owner to puller: `total` bytes follow (sockets) or may be read under this grant (other ways); or nothing and why."""
 
-    bytes: int
+    total: int
+    grant: bytes = b""
     reason: str = ""
+
+
+@runtime_checkable
+class Lessor(Protocol):
+    """The owner's side of a backend whose pullers read by themselves. Called from threads."""
+
+    name: str
+
+    def lease(self, path: Path) -> AbstractContextManager[bytes]:
+        """Keep the region in this file readable inside the block; gives what the puller must know. Raises WayFailed."""
+
+    def progress(self) -> None:
+        """Called again and again through a lease."""
 
 
 class SocketBackend:
@@ -65,6 +89,8 @@ class SocketBackend:
         self._server: asyncio.Server | None = None
         self._streams = ThreadPoolExecutor(STREAMS, thread_name_prefix="gyre-region")
         self._sending: set[socket.socket] = set()
+        self.lessors: dict[str, Lessor] = {}
+        """Other backends of this owner that lease, by name."""
 
     async def start(self) -> None:
         """Listen on a free port."""
@@ -103,32 +129,47 @@ class SocketBackend:
         writer.write(nonce)
         async with asyncio.timeout(HANDSHAKE_S):
             data = await read_frame(reader)
-        ask = msgspec.msgpack.decode(data or b"", type=Ask)
-        if not self._secret or not hmac.compare_digest(ask_proof(self._secret, nonce, ask.region), ask.proof):
-            writer.write(frame(Answer(bytes=0, reason="the puller does not know the run's secret")))
+        if data is None:
+            return
+        ask = msgspec.msgpack.decode(data, type=Ask)
+        if not self._secret or not hmac.compare_digest(_ask_proof(self._secret, nonce, ask), ask.proof):
+            writer.write(frame(Answer(total=0, reason="the puller does not know the run's secret")))
             return
         path = self._offered.get(ask.region)
         if path is None:
-            writer.write(frame(Answer(bytes=0, reason="the owner has dropped the region")))
+            writer.write(frame(Answer(total=0, reason="the owner has dropped the region")))
             return
         # From here on only the thread writes: the loop's transport has nothing left to send.
         sock = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
         self._sending.add(sock)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._streams, _send, sock, path)
+            await asyncio.get_running_loop().run_in_executor(
+                self._streams, self._deliver, sock, path, ask.way
+            )
         finally:
             self._sending.discard(sock)
             sock.close()
 
+    def _deliver(self, sock: socket.socket, path: Path, way: str) -> None:
+        """Answer and the file, or a grant on it; the owner may delete its name meanwhile."""
+        sock.settimeout(SILENT_S)
+        if way == self.name:
+            _send(sock, path)
+            return
+        lessor = self.lessors.get(way)
+        try:
+            if lessor is None:
+                raise WayFailed(f"the owner has no transport {way}")
+            total = path.stat().st_size
+            with lessor.lease(path) as grant:
+                sock.sendall(frame(Answer(total=total, grant=grant)))
+                _until_closed(sock, lessor)
+        except (WayFailed, FileNotFoundError) as error:
+            sock.sendall(frame(Answer(total=0, reason=str(error))))
+
     async def fetch(self, manifest: Manifest, room: Room, deadline: float) -> None:
         """Stream from `manifest.address`."""
-        loop = asyncio.get_running_loop()
-        host, _, port = manifest.address.rpartition(":")
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-            sock.setblocking(False)
-            _widen(sock)
-            await loop.sock_connect(sock, (host, int(port)))
-            await self._ask(sock, manifest, room.bytes)
+        async with asked(manifest, self._secret, self.name, room.bytes) as (sock, _):
             receiving = asyncio.ensure_future(asyncio.to_thread(_receive, sock, room, deadline))
             try:
                 await asyncio.shield(receiving)
@@ -137,33 +178,53 @@ class SocketBackend:
                 await asyncio.wait([receiving])
                 raise
 
-    async def _ask(self, sock: socket.socket, manifest: Manifest, total: int) -> None:
-        loop = asyncio.get_running_loop()
-        nonce = await _exactly(sock, NONCE_BYTES)
-        region = Path(manifest.path).name
-        await loop.sock_sendall(sock, frame(Ask(region=region, proof=ask_proof(self._secret, nonce, region))))
-        (length,) = LENGTH.unpack(await _exactly(sock, LENGTH.size))
-        if length > MAX_FRAME:
-            raise WayFailed(f"an answer of {length} bytes")
-        try:
-            answer = msgspec.msgpack.decode(await _exactly(sock, length), type=Answer)
-        except msgspec.DecodeError as error:
-            raise WayFailed(f"not a region server: {error}") from error
-        if answer.reason or answer.bytes != total:
-            raise WayFailed(answer.reason or f"{answer.bytes} bytes offered, manifest says {total}")
+
+@contextlib.asynccontextmanager
+async def asked(
+    manifest: Manifest, secret: bytes, way: str, total: int
+) -> AsyncIterator[tuple[socket.socket, Answer]]:
+    """A connection to the owner that has agreed to give these `total` bytes by `way`. Raises WayFailed with its reason."""
+    host, _, port = manifest.address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        _widen(sock)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+        answer = await _answer(sock, secret, Path(manifest.path).name, way)
+        if answer.reason or answer.total != total:
+            raise WayFailed(answer.reason or f"{answer.total} bytes offered, manifest says {total}")
+        yield sock, answer
+
+
+async def _answer(sock: socket.socket, secret: bytes, region: str, way: str) -> Answer:
+    nonce = await _exactly(sock, NONCE_BYTES)
+    ask = Ask(region=region, way=way, proof=b"")
+    ask = msgspec.structs.replace(ask, proof=_ask_proof(secret, nonce, ask))
+    await asyncio.get_running_loop().sock_sendall(sock, frame(ask))
+    (length,) = LENGTH.unpack(await _exactly(sock, LENGTH.size))
+    if length > MAX_FRAME:
+        raise WayFailed(f"an answer of {length} bytes")
+    try:
+        return msgspec.msgpack.decode(await _exactly(sock, length), type=Answer)
+    except msgspec.DecodeError as error:
+        raise WayFailed(f"not a region server: {error}") from error
+
+
+def _until_closed(sock: socket.socket, lessor: Lessor) -> None:
+    """Until the puller closes its connection or is gone."""
+    end = time.monotonic() + LEASE_S
+    while not select.select([sock], [], [], PROGRESS_S)[0] and time.monotonic() < end:
+        lessor.progress()
 
 
 def _send(sock: socket.socket, path: Path) -> None:
-    """Answer and the file; the owner may delete its name meanwhile."""
-    sock.settimeout(SILENT_S)
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        sock.sendall(frame(Answer(bytes=0, reason="the owner has dropped the region")))
+        sock.sendall(frame(Answer(total=0, reason="the owner has dropped the region")))
         return
     with file:
         total = os.fstat(file.fileno()).st_size
-        sock.sendall(frame(Answer(bytes=total)))
+        sock.sendall(frame(Answer(total=total)))
         if total:
             sock.sendfile(file)
 
@@ -203,6 +264,5 @@ def _cut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def ask_proof(secret: bytes, nonce: bytes, region: str) -> bytes:
-    """What an Ask must carry."""
-    return proof(secret, "region", nonce, b"", region.encode())
+def _ask_proof(secret: bytes, nonce: bytes, ask: Ask) -> bytes:
+    return proof(secret, "region", nonce, b"", ask.region.encode(), ask.way.encode())

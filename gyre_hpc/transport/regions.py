@@ -28,7 +28,7 @@ from gyre_hpc.transport import region_files
 from gyre_hpc.transport.backend import Backend, Buffer, Room, WayFailed
 from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.region_files import remove_leftovers
-from gyre_hpc.transport.region_streams import SocketBackend
+from gyre_hpc.transport.region_streams import Lessor, SocketBackend
 
 __all__ = [
     "Fragment",
@@ -87,6 +87,7 @@ class RegionServer:
         self._run_key = run_key
         self._sockets = SocketBackend(host, owner, secret)
         self._backends = list(backends)
+        self._sockets.lessors = {backend.name: backend for backend in backends if isinstance(backend, Lessor)}
         self._same_host = same_host
         self._folder = Path()
         self._serial = itertools.count()

@@ -7,6 +7,7 @@ end of its input.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ from gyre_hpc.transport.regions import RegionServer
 SECRET = b"s" * 32
 
 
+@functools.cache
 def arrays_of(size: int) -> dict[str, np.ndarray[Any, Any]]:
     """Three fragments of `size` bytes and more together; of 0 bytes for size 0."""
     numbers = np.random.default_rng(size).integers(0, 256, size, np.uint8)
@@ -28,7 +30,8 @@ def arrays_of(size: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 async def main(kind: str, owner: str, run_key: str) -> None:
-    server = RegionServer("127.0.0.1", owner, run_key, secret=SECRET, backends=make_backends(kind))
+    backends = make_backends(kind, "127.0.0.1", owner, SECRET)
+    server = RegionServer("127.0.0.1", owner, run_key, secret=SECRET, backends=backends)
     await server.start()
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):
         verb, what, *more = msgspec.json.decode(line)

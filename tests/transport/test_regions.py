@@ -178,7 +178,7 @@ from gyre_hpc.transport.regions import RegionServer, RegionKind
 async def main():
     server = RegionServer("127.0.0.1", "cell-9", sys.argv[1], secret=b"s" * 32)
     await server.start()
-    manifest = server.publish(RegionKind.WEIGHTS, "big", 0, "", {"a": np.ones(1 << 26, np.uint8)})
+    manifest = server.publish(RegionKind.WEIGHTS, "big", 0, "", {"a": np.ones(1 << 24, np.uint8)})
     sys.stdout.buffer.write(msgspec.json.encode(manifest) + b"\\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
@@ -218,7 +218,7 @@ async def test_an_owner_killed_in_the_middle_of_a_pull_fails_it() -> None:
         with contextlib.suppress(ProcessLookupError):
             owner.kill()
         await owner.wait()
-    assert_equal(await pull(manifest, deadline_s=PATIENCE_S), {"a": np.ones(1 << 26, np.uint8)})
+    assert_equal(await pull(manifest, deadline_s=PATIENCE_S), {"a": np.ones(1 << 24, np.uint8)})
     listener.close()
     remove_leftovers(run_key)
 
