@@ -89,8 +89,6 @@ class Guests:
         match message:
             case msg.OfferCells() if host is None and message.cells > 0 and not self.over():
                 self._welcome(link, message)
-            case msg.ProcessEnded() if host is not None:
-                host.launcher.ended(message)
             case msg.LeaveCells(grace_s=grace_s, reason=reason) if host is not None:
                 self._leave(host, grace_s, reason)
             case None if host is not None:
@@ -107,6 +105,7 @@ class Guests:
         first = self.config.cluster.cells + self.history.guests
         ids = tuple(CellId(id) for id in range(first, first + offer.cells))
         self._hosts.append(host)
+        self.peers.hosts[link] = host.launcher
         self.journal.append(GuestsJoined(time.time(), ids, kind, offer.job, link.hello.host))
         for id in ids:
             host.cells.add(id)
@@ -130,7 +129,6 @@ class Guests:
         self._hosts.remove(host)
         for cell in host.cells:
             self.peers.fence(PeerKind.CELL, cell)
-        host.launcher.lost()
 
     def tick(self) -> None:
         """To be called a few times a second: end cells that may leave, and hosts that are silent for too long."""

@@ -19,9 +19,10 @@ from pathlib import Path
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
+from gyre_hpc.launch.remote import RemoteLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink
-from gyre_hpc.transport.messages import Message, PeerKind, Shutdown
+from gyre_hpc.transport.messages import Message, PeerKind, ProcessEnded, Shutdown
 
 log = logging.getLogger(__name__)
 INCARNATIONS_PER_LAUNCH = 1000
@@ -121,6 +122,8 @@ class Peers:
         self._server = server
         self._epoch = epoch
         self.peers: dict[PeerId, Peer] = {}
+        self.hosts: dict[PeerLink, RemoteLauncher] = {}
+        """Cell hosts whose cells are peers."""
         self.inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -254,10 +257,14 @@ class Peers:
 
     async def _read_host(self, link: PeerLink) -> None:
         """A host is nobody's child: it comes by itself, and the first it says is what it offers."""
-        message: Message | None = link.hello
-        while message is not None:
-            message = await link.receive()
-            self.inbox.put_nowait(HostSaid(link, message))
+        while (message := await link.receive()) is not None:
+            if isinstance(message, ProcessEnded) and link in self.hosts:
+                self.hosts[link].ended(message)
+            else:
+                self.inbox.put_nowait(HostSaid(link, message))
+        if link in self.hosts:
+            self.hosts.pop(link).lost()
+        self.inbox.put_nowait(HostSaid(link, None))
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))

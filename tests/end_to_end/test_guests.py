@@ -123,6 +123,8 @@ def test_a_host_outlives_a_controller_and_gives_fresh_cells_to_the_next(
     run.finish()
     check_finished(run)
     assert host.wait(LIMIT_S) == 0, "it ends with the run"
+    log = (run.layout.logs(2) / "controller.log").read_text()
+    assert "does not say that it has ended" not in log
 
 
 def test_what_cannot_join_is_refused_with_what_to_do(start: Start, tmp_path: Path) -> None:
