@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gyre_hpc.config_checks import validate
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.config_keys import omegaconf_error
+from gyre_hpc.config_service import ServiceConfig
 from gyre_hpc.errors import ConfigError, MissingInput
 
 
@@ -172,6 +173,8 @@ class ClusterConfig:
     """K: number of cells; index 0 is the core."""
     cell: CellConfig = field(default_factory=CellConfig)
     """Shape of every cell."""
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+    """Sizes of the processes beside the cells."""
     host: str = "127.0.0.1"
     """Address servers of this run bind to and publish; `auto`: each node's own (several nodes)."""
     srun_args: list[str] = field(default_factory=list)

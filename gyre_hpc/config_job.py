@@ -39,10 +39,11 @@ class JobConfig:
     """Whether Slurm may start the job again (preemption, scontrol requeue); the run then goes on from its last checkpoint."""
     cells_per_node: int = 1
     """Cells on one node, for cells of one node."""
-    service_cpus: int = 2
-    """CPUs per node for controller, gateway, runner and processor: beside the cells (flat), or of their component (het)."""
-    service_mem: str = "2G"
-    """Memory per node for the same; each of the four is a step of 1G and they may meet on one node."""
+    service_cpus: int = 0
+    """CPUs per node for controller, gateway, runner and processor: beside the cells (flat), or of their component (het). 0 = as
+    many as their sizes (`cluster.service`) come to, spread over the nodes; with fewer they share."""
+    service_mem: str = ""
+    """Memory per node for the same; empty = what their sizes come to, and less is refused."""
     service_nodes: int = 2
     """Nodes of the controller's component (het); below 2 the loss of any node ends the job."""
     sbatch: list[str] = field(default_factory=list)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_service import StepConfig
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
 from gyre_hpc.launch.remote import RemoteLauncher
 from gyre_hpc.layout import RunLayout
@@ -148,7 +149,16 @@ class Peers:
         suffix = f".{peer.launches}" if peer.launches > 1 else ""
         peer.log = path = self._layout.logs(self._epoch) / f"{peer.name}{suffix}.log"
         if peer.kind is not PeerKind.CELL:
-            return ProcessSpec(name=peer.name, argv=argv, env={}, log=path)
+            size: StepConfig = getattr(self._cluster.service, peer.kind)
+            return ProcessSpec(
+                name=peer.name,
+                argv=argv,
+                env={},
+                log=path,
+                cpus_per_rank=size.cpus,
+                mem=size.mem,
+                service=True,
+            )
         cell = self._cluster.cell
         return ProcessSpec(
             name=peer.name,

@@ -7,11 +7,12 @@ cell that must share what it should own only looks slow.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
@@ -84,20 +85,34 @@ def _layout_fault(cluster: ClusterConfig, allocation: Allocation) -> str:
     return "" if layout == cluster.layout else f"cluster.layout={cluster.layout}, the job is {layout}"
 
 
+def planned_steps(cluster: ClusterConfig, nodes: Sequence[Node]) -> list[Placement]:
+    """Where the controller is and all cells will be: what the services may not take. Cells that fit nowhere are left out."""
+    steps: list[Placement] = []
+    with contextlib.suppress(ConfigError):
+        for index in range(cluster.cells):
+            steps.append(place(_cell(cluster.cell, index), nodes, steps))
+    own, first = cluster.service.controller, nodes[0]
+    mem_mb = megabytes(own.mem)
+    return [*steps, Placement((first.name,), own.cpus, mem_mb, True, first.group, service=True)]
+
+
+def _cell(cell: CellConfig, index: int) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"cell-{index}",
+        argv=["cell"],
+        nodes=cell.nodes,
+        ranks=cell.ranks,
+        cpus_per_rank=cell.cpus_per_rank,
+        mem=cell.mem,
+    )
+
+
 def _cells_fault(cluster: ClusterConfig, nodes: Sequence[Node], gres: Mapping[str, str]) -> str:
     """The first cell that would have to share, "" if none would."""
     cell, steps = cluster.cell, list[Placement]()
     for index in range(cluster.cells):
-        spec = ProcessSpec(
-            name=f"cell-{index}",
-            argv=["cell"],
-            nodes=cell.nodes,
-            ranks=cell.ranks,
-            cpus_per_rank=cell.cpus_per_rank,
-            mem=cell.mem,
-        )
         try:
-            steps.append(place(spec, nodes, steps))
+            steps.append(place(_cell(cell, index), nodes, steps))
         except ConfigError as error:
             return error.message
         if not steps[-1].exact:

@@ -1,9 +1,10 @@
 """Which nodes of the allocation a step runs on: pure bookkeeping of CPUs and memory per node.
 
-A step goes to the nodes with most free CPUs (ties: last node of the allocation first, because the first carries the
-controller). A cell, whose spec names its memory, gets its CPUs to itself (`--exact`) if they are free; a controller-side
-process, or a cell that fits nowhere, shares (`--overlap`) and takes nothing from those that come after it. In a
-heterogeneous job cells go to the components after the first, everything else to the first.
+A step goes to nodes that have room for it, of those to the ones with most free CPUs (ties: last node of the allocation
+first, because the first carries the controller). It gets its CPUs and memory to itself (`--exact`) if they are free; else it shares (`--overlap`) and takes
+nothing from those that come after it. A service (a process beside the cells) counts as free only what the planned cells and
+the controller leave over, so that services, which start first, take no cell's place. In a heterogeneous job cells go to the
+components after the first, services to the first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch.plan import ProcessSpec
 
 DEFAULT_MEM_MB: Final = 1024
-"""Memory of a step whose spec names none: a controller-side process."""
+"""Memory of a step whose spec names none."""
 _UNITS: Final = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -41,6 +42,7 @@ class Placement:
     mem_mb: int
     exact: bool
     group: int | None = None
+    service: bool = False
 
 
 def megabytes(mem: str) -> int:
@@ -66,27 +68,39 @@ def cpus_per_node(text: str, nodes: int) -> list[int]:
     return counts
 
 
-def place(spec: ProcessSpec, nodes: Sequence[Node], running: Iterable[Placement]) -> Placement:
-    """Choose nodes for `spec` beside the running steps. Raises ConfigError if the job is too small."""
+def place(
+    spec: ProcessSpec,
+    nodes: Sequence[Node],
+    running: Iterable[Placement],
+    planned: Sequence[Placement] = (),
+) -> Placement:
+    """Choose nodes for `spec` beside the running steps; a service also beside those planned.
+
+    Raises ConfigError if the job is too small.
+    """
     cpus = spec.ranks // spec.nodes * spec.cpus_per_rank
     mem_mb = megabytes(spec.mem) if spec.mem else DEFAULT_MEM_MB
-    open_to = [node for node in nodes if node.group is None or (node.group > 0) == bool(spec.mem)]
+    open_to = [node for node in nodes if node.group is None or (node.group == 0) == spec.service]
     large = [node for node in open_to if node.cpus >= cpus and (node.mem_mb is None or node.mem_mb >= mem_mb)]
     if spec.nodes > len(large):
+        size = f"cluster.service.{spec.name.partition('-')[0]}" if spec.service else "cluster.cell"
         raise ConfigError(
             f"{spec.name} needs {spec.nodes} nodes with {cpus} CPUs and {mem_mb} MiB; of the job's {len(open_to)}"
             f" nodes for it {len(large)} are that large",
-            fix="raise --nodes, --cpus-per-task or --mem of the job, or lower cluster.cell.cpus_per_rank or .mem",
+            fix=f"raise --nodes, --cpus-per-task or --mem of the job, or lower {size}",
         )
     steps = list(running)
-    free = _free(nodes, steps)
+    free = _room(nodes, steps, planned) if spec.service else _free(nodes, steps)
     load = Counter(name for step in steps for name in step.nodes if not step.exact)
-    order = sorted(
-        range(len(large)), key=lambda index: (load[large[index].name] - free[large[index].name][0], -index)
-    )
-    chosen = [large[index] for index in order[: spec.nodes]]
-    exact = bool(spec.mem) and all(_fits(free[node.name], cpus, mem_mb) for node in chosen)
-    return Placement(tuple(sorted(node.name for node in chosen)), cpus, mem_mb, exact, chosen[0].group)
+
+    def rank(index: int) -> tuple[bool, int, int]:
+        name = large[index].name
+        return not _fits(free[name], cpus, mem_mb), load[name] - free[name][0], -index
+
+    chosen = [large[index] for index in sorted(range(len(large)), key=rank)[: spec.nodes]]
+    exact = all(_fits(free[node.name], cpus, mem_mb) for node in chosen)
+    names = tuple(sorted(node.name for node in chosen))
+    return Placement(names, cpus, mem_mb, exact, chosen[0].group, spec.service)
 
 
 def _free(nodes: Sequence[Node], running: Iterable[Placement]) -> Mapping[str, tuple[int, int | None]]:
@@ -98,6 +112,20 @@ def _free(nodes: Sequence[Node], running: Iterable[Placement]) -> Mapping[str, t
                     cpus, mem = free[name]
                     free[name] = (cpus - step.cpus_per_node, None if mem is None else mem - step.mem_mb)
     return free
+
+
+def _room(
+    nodes: Sequence[Node], running: Sequence[Placement], planned: Sequence[Placement]
+) -> dict[str, tuple[int, int | None]]:
+    """What a service may have of each node: the rest beside the other services and the cells, planned or running."""
+    services = [step for step in running if step.service]
+    planned_free, running_free = _free(nodes, [*services, *planned]), _free(nodes, running)
+    return {name: _less(free, running_free[name]) for name, free in planned_free.items()}
+
+
+def _less(a: tuple[int, int | None], b: tuple[int, int | None]) -> tuple[int, int | None]:
+    """The lesser of each; both know the memory or neither does."""
+    return min(a[0], b[0]), None if a[1] is None or b[1] is None else min(a[1], b[1])
 
 
 def _fits(free: tuple[int, int | None], cpus: int, mem_mb: int) -> bool:

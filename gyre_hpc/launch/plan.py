@@ -32,6 +32,8 @@ class ProcessSpec:
     cpus_per_rank: int = 1
     mem: str = ""
     gres: str = ""
+    service: bool = False
+    """Beside the controller and not a cell: on the controller's component, in what the cells leave over (slurm)."""
 
     def __post_init__(self) -> None:
         if not self.argv or min(self.nodes, self.ranks, self.cpus_per_rank) < 1 or self.ranks % self.nodes:

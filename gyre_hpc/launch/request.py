@@ -2,19 +2,20 @@
 
 Flat: one component whose every node holds `job.cells_per_node` cells and room for the services (controller, gateway,
 runner, processor) beside them. Het: component 0 holds the services, component 1 the cells; Slurm gives components
-different nodes. What a lost node would do is part of the answer: refused under `cluster.survive_node_loss` where Slurm
+different nodes. The services' room is worked out of their sizes, or given and checked against them. What a lost node would do is part of the answer: refused under `cluster.survive_node_loss` where Slurm
 ends the whole job, named as a warning where the run goes on without it or cannot.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gyre_hpc.config import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.placement import DEFAULT_MEM_MB, megabytes
+from gyre_hpc.launch.placement import megabytes
 
 SERVICES: Final = "controller, gateway, runner, processor"
 HET_LEADER_NODES: Final = 2
@@ -51,22 +52,18 @@ def request_for(cluster: ClusterConfig) -> JobRequest:
     """The request of this cluster section. Raises ConfigError for keys that contradict each other."""
     if cluster.kind != "slurm":
         raise ConfigError(f"cluster.kind={cluster.kind} is not run by Slurm", fix="add cluster=slurm")
-    if megabytes(cluster.job.service_mem) < DEFAULT_MEM_MB:
-        raise ConfigError(
-            f"cluster.job.service_mem={cluster.job.service_mem} is less than one service step needs",
-            fix=f"set cluster.job.service_mem={DEFAULT_MEM_MB}M or more",
-        )
     components = _het(cluster) if cluster.layout == "het" else (_flat(cluster),)
     return JobRequest(components, tuple(_lost_nodes(cluster, components)))
 
 
 def _flat(cluster: ClusterConfig) -> Component:
-    cells, job = request_for_cells(cluster), cluster.job
+    cells = request_for_cells(cluster)
+    cpus, mem_mb = service_room(cluster, cells.nodes)
     return Component(
         holds=f"{SERVICES}; {cells.holds}",
         nodes=cells.nodes,
-        cpus=cells.cpus + job.service_cpus,
-        mem_mb=cells.mem_mb + megabytes(job.service_mem),
+        cpus=cells.cpus + cpus,
+        mem_mb=cells.mem_mb + mem_mb,
         gres=cells.gres,
         partition=cells.partition,
         constraint=cells.constraint,
@@ -76,14 +73,46 @@ def _flat(cluster: ClusterConfig) -> Component:
 
 def _het(cluster: ClusterConfig) -> tuple[Component, ...]:
     job = cluster.job
+    cpus, mem_mb = service_room(cluster, job.service_nodes)
     services = Component(
         holds=SERVICES,
         nodes=job.service_nodes,
-        cpus=job.service_cpus,
-        mem_mb=megabytes(job.service_mem),
+        cpus=cpus,
+        mem_mb=mem_mb,
         partition=job.service_partition or job.partition,
     )
     return services, request_for_cells(cluster)
+
+
+def service_room(cluster: ClusterConfig, nodes: int) -> tuple[int, int]:
+    """CPUs and MiB per node for the services on `nodes` nodes. Raises ConfigError where what is given holds less."""
+    job, sizes = cluster.job, cluster.service
+    each = {name: (size.cpus, megabytes(size.mem)) for name, size in vars(sizes).items()}
+    needs_cpus, needs_mem = spread(list(each.values()), nodes)
+    cpus = job.service_cpus or needs_cpus
+    mem_mb = megabytes(job.service_mem) if job.service_mem else needs_mem
+    widest = max(each, key=lambda name: each[name][0])
+    if each[widest][0] > cpus:
+        raise ConfigError(
+            f"cluster.job.service_cpus={cpus}, but cluster.service.{widest}.cpus={each[widest][0]}",
+            fix=f"set cluster.job.service_cpus={needs_cpus}, or 0 to have it worked out",
+        )
+    if needs_mem > mem_mb:
+        told = ", ".join(f"{name} {size[1]} MiB" for name, size in each.items())
+        raise ConfigError(
+            f"cluster.job.service_mem={job.service_mem}, but {told} come to {needs_mem} MiB per node",
+            fix=f"set cluster.job.service_mem={needs_mem}M, or leave it empty to have it worked out",
+        )
+    return cpus, mem_mb
+
+
+def spread(sizes: Sequence[tuple[int, int]], nodes: int) -> tuple[int, int]:
+    """The most that lies on one of `nodes` nodes when services (CPUs, MiB) are spread, the largest first."""
+    loads = [(0, 0)] * nodes
+    for cpus, mem_mb in sorted(sizes, key=lambda size: (size[1], size[0]), reverse=True):
+        index = min(range(nodes), key=lambda index: (loads[index][1], loads[index][0]))
+        loads[index] = loads[index][0] + cpus, loads[index][1] + mem_mb
+    return max(cpus for cpus, _ in loads), max(mem_mb for _, mem_mb in loads)
 
 
 def request_for_cells(cluster: ClusterConfig) -> Component:

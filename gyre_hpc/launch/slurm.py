@@ -19,7 +19,7 @@ from typing import Self
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.launch.allocation import Allocation, read_allocation
+from gyre_hpc.launch.allocation import Allocation, planned_steps, read_allocation
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.local import LocalProcess, spawn
 from gyre_hpc.launch.placement import Node, Placement, place
@@ -35,6 +35,7 @@ class SlurmLauncher:
     def __init__(self, allocation: Allocation, cluster: ClusterConfig) -> None:
         self._jobs, self._nodes = allocation.jobs, allocation.nodes
         self._cluster = cluster
+        self._planned = planned_steps(cluster, allocation.nodes)
         self._running: dict[str, Placement] = {}
         self._serial = itertools.count(1)
 
@@ -53,7 +54,7 @@ class SlurmLauncher:
 
     async def start(self, spec: ProcessSpec) -> SlurmStep:
         step_name = f"{spec.name}.{next(self._serial)}"
-        placement = place(spec, await self._live_nodes(), self._running.values())
+        placement = place(spec, await self._live_nodes(), self._running.values(), self._planned)
         self._running[step_name] = placement
         command = contained(spec, self._cluster)
         argv = srun_command(self._jobs[0], step_name, command, placement, self._cluster.srun_args)
@@ -83,7 +84,7 @@ def contained(spec: ProcessSpec, cluster: ClusterConfig) -> ProcessSpec:
 
     Words that are options of srun itself (pyxis) end up there: they stand right behind srun's own.
     """
-    if not cluster.container or not spec.mem:
+    if not cluster.container or spec.service:
         return spec
     python = cluster.container_python or sys.executable
     argv = [python if word == sys.executable else word for word in spec.argv]

@@ -36,11 +36,47 @@ def test_sharing_steps_take_nothing_away() -> None:
     assert place(cell(cpus_per_rank=4, mem="4G"), NODES, sharing).exact
 
 
-def test_controller_side_processes_share_and_spread() -> None:
-    first = place(cell("gateway-0"), NODES, [])
-    second = place(cell("runner-0"), NODES, [first])
-    assert not first.exact and not second.exact
+def service(name: str, cpus: int = 1, mem: str = "1G") -> ProcessSpec:
+    return cell(name, cpus_per_rank=cpus, mem=mem, service=True)
+
+
+def test_services_have_their_own_in_what_the_cells_will_leave_over() -> None:
+    planned = [Placement(("n0",), 3, 2048, exact=True), Placement(("n1",), 3, 2048, exact=True)]
+    first = place(service("gateway-0"), NODES, [], planned)
+    second = place(service("runner-0", mem="512M"), NODES, [first], planned)
+    third = place(service("processor-0"), NODES, [first, second], planned)
     assert (first.nodes, second.nodes) == (("n1",), ("n0",))
+    assert first.exact and second.exact and not third.exact
+    assert place(cell(cpus_per_rank=3, mem="2G"), NODES, [first, second, third]).exact
+
+
+def test_services_of_a_het_job_are_on_its_first_component() -> None:
+    nodes = [Node("s", 2, 2048, 0), Node("c", 8, 8192, 1)]
+    assert place(service("runner-0"), nodes, []).nodes == ("s",)
+    assert place(cell("cell-0", mem="1G"), nodes, []).nodes == ("c",)
+    with pytest.raises(ConfigError) as refused:
+        place(service("runner-0", mem="3G"), nodes, [])
+    assert "cluster.service.runner" in refused.value.fix
+
+
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 2048))
+
+
+@given(st.lists(SIZES, max_size=6), st.lists(SIZES, max_size=6))
+def test_services_that_start_first_take_no_place_of_a_planned_cell(
+    cells: list[tuple[int, int]], services: list[tuple[int, int]]
+) -> None:
+    specs = [cell(f"cell-{i}", cpus_per_rank=cpus, mem=f"{mem}M") for i, (cpus, mem) in enumerate(cells)]
+    planned: list[Placement] = []
+    for spec in specs:
+        planned.append(place(spec, NODES, planned))
+    running: list[Placement] = []
+    for index, (cpus, mem) in enumerate(services):
+        running.append(place(service(f"service-{index}", cpus, f"{mem}M"), NODES, running, planned))
+    for node in NODES:
+        here = [step for step in [*planned, *running] if step.exact and node.name in step.nodes]
+        assert sum(step.cpus_per_node for step in here) <= node.cpus
+        assert sum(step.mem_mb for step in here) <= (node.mem_mb or 0)
 
 
 @pytest.mark.parametrize("spec", [cell(nodes=3, ranks=3), cell(cpus_per_rank=5), cell(mem="5G")])

@@ -78,7 +78,7 @@ def test_the_steps_of_contained_cells() -> None:
 
 
 def test_only_cells_are_contained() -> None:
-    service = ProcessSpec("runner-0", [sys.executable, "-m", "runner"])
+    service = ProcessSpec("runner-0", [sys.executable, "-m", "runner"], mem="2G", service=True)
     assert contained(service, ClusterConfig(container=APPTAINER)) == service
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ async def launcher(cluster: None, tmp_path: Path) -> AsyncIterator[SlurmLauncher
         "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
         "SLURM_MEM_PER_NODE": "2048",
     }
-    yield SlurmLauncher.from_environment(ClusterConfig(kind="slurm"), RunLayout(tmp_path), env)
+    yield SlurmLauncher.from_environment(ClusterConfig(kind="slurm", cells=1), RunLayout(tmp_path), env)
     subprocess.run(["scancel", job], check=True)
 
 
@@ -91,6 +92,20 @@ async def test_steps_run_side_by_side_and_end_one_by_one(launcher: SlurmLauncher
     assert running[0].poll() is not None and running[2].poll() is None
     assert "cell-2" in steps(running[2])
     await running[2].terminate(PATIENCE_S)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_a_service_has_cpus_and_memory_of_its_own(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    """As Slurm tells of its step; where there are cgroups they confine it to that."""
+    spec = replace(shell(tmp_path, "gateway-0", "echo up; exec sleep 600", cpus_per_rank=2), service=True)
+    step = await launcher.start(spec)
+    await until_logged(spec, "up")
+    (id,) = squeue(step._job, "%i %j", "-s").splitlines()[:1]
+    told = subprocess.check_output(["scontrol", "show", "step", id.split()[0]], text=True)
+    assert "TRES=cpu=2,mem=256M,node=1" in told and "Name=gateway-0.1" in told
+    assert "--exact" in Path(f"/proc/{step.pid}/cmdline").read_text().split("\0")
+    await step.terminate(PATIENCE_S)
 
 
 @pytest.mark.slurm

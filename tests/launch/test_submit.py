@@ -202,7 +202,8 @@ def test_a_frozen_time_limit_is_read_back_as_text(tmp_path: Path) -> None:
 
 
 def test_a_site_profile_gives_way_to_the_command_line(say: Say, tmp_path: Path) -> None:
-    keys = [*QUICKSTART, f"root={tmp_path}", "cluster.job.account=other", "--dry-run", "--site", str(SITE)]
+    keys = ["experiment=quickstart", "cluster=slurm", f"root={tmp_path}", "cluster.job.account=other"]
+    keys += ["--dry-run", "--site", str(SITE)]
     out = say("submit", *keys)[1]
     assert "--account=other" in out and "--partition=gpu" in out and "export NCCL_SOCKET_IFNAME=ib0" in out
 

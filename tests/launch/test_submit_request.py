@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from gyre_hpc.config import CellConfig, ClusterConfig
 from gyre_hpc.config_job import JobConfig
+from gyre_hpc.config_service import ServiceConfig, StepConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch import allocation
 from gyre_hpc.launch.allocation import Allocation, check_allocation, read_allocation
 from gyre_hpc.launch.placement import Node
-from gyre_hpc.launch.request import Component, gres_counts, request_for, times
+from gyre_hpc.launch.request import Component, gres_counts, request_for, service_room, spread, times
 
 
 def slurm(**changes: object) -> ClusterConfig:
@@ -95,9 +96,21 @@ def test_a_job_of_the_other_layout_is_refused(layout: str) -> None:
 
 def test_cells_that_share_a_node_share_its_size() -> None:
     cell = CellConfig(ranks=2, cpus_per_rank=3, mem="2G", gres="gpu:2")
-    job = JobConfig(cells_per_node=2, service_cpus=1, service_mem="1G")
+    job = JobConfig(cells_per_node=2, service_cpus=1, service_mem="2G")
     (component,) = request_for(slurm(cells=5, cell=cell, job=job)).components
-    assert (component.nodes, component.cpus, component.mem_mb, component.gres) == (3, 13, 5120, "gpu:4")
+    assert (component.nodes, component.cpus, component.mem_mb, component.gres) == (3, 13, 6144, "gpu:4")
+
+
+def test_the_room_for_services_is_worked_out_of_their_sizes() -> None:
+    sizes = ServiceConfig(runner=StepConfig(6, "10G"), gateway=StepConfig(2, "3G"))
+    rooms = [service_room(slurm(service=sizes), nodes) for nodes in (1, 2, 4)]
+    assert rooms == [(10, 15 * 1024), (6, 10 * 1024), (6, 10 * 1024)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), min_size=1), st.integers(1, 5))
+def test_services_that_are_spread_take_at_least_their_share(sizes: list[tuple[int, int]], nodes: int) -> None:
+    for room, needs in zip(spread(sizes, nodes), zip(*sizes, strict=True), strict=True):
+        assert max(needs) <= room <= sum(needs) and room * nodes >= sum(needs)
 
 
 def test_a_het_job_whose_first_component_has_one_node_does_not_survive_a_loss() -> None:
@@ -120,6 +133,7 @@ def test_what_a_flat_job_does_not_survive_is_said() -> None:
         (slurm(cell=CellConfig(nodes=2, ranks=2), job=JobConfig(cells_per_node=2)), "cells_per_node=2"),
         (slurm(cell=CellConfig(nodes=2, ranks=3)), "cluster.cell.ranks=3"),
         (slurm(job=JobConfig(service_mem="512M")), "service_mem=512M"),
+        (slurm(service=ServiceConfig(runner=StepConfig(4)), job=JobConfig(service_cpus=3)), "runner.cpus=4"),
     ],
 )
 def test_keys_that_contradict_each_other_are_named(cluster: ClusterConfig, named: str) -> None:
