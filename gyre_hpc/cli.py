@@ -135,6 +135,12 @@ def _bench(arguments: list[str]) -> None:
     sys.stdout.write(line.decode() + "\n")
 
 
+def _harness(arguments: list[str]) -> None:
+    from gyre_hpc.harnesses import command
+
+    command.main(_parser("harness"), arguments, Console(highlight=False))
+
+
 def _simulate(arguments: list[str]) -> None:
     from gyre_hpc.simulate import app, from_run
 
@@ -190,6 +196,11 @@ VERBS = {
     ),
     "warmstart": Verb(
         _warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"
+    ),
+    "harness": Verb(
+        _harness,
+        "install a harness and show that it works through the gateway",
+        "gyre harness check claude_code",
     ),
     "bench": Verb(_bench, "measure one part against a baseline in the same run", "gyre bench tree"),
 }

@@ -265,6 +265,16 @@ class HarnessConfig:
     """Command line; {base_url}, {workspace}, {instruction}, {seed} are filled in. Empty = the shipped reference program."""
     env: dict[str, str] = field(default_factory=dict)
     """Extra environment; the same placeholders apply."""
+    packages: list[str] = field(default_factory=list)
+    """Packages the program comes from: npm:NAME@VERSION or pypi:NAME==VERSION; `gyre harness check` installs them.
+    Empty = the program is on the node."""
+    prefix: str = ""
+    """Folder that holds installed packages, one folder per harness; every node must see it. Empty = ~/.local/share/gyre/harnesses."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Files written into the private HOME before the start, text by relative path; the same placeholders apply."""
+    done_command: str = ""
+    """Shell command by which its agent says that it is done, for the scripted agent of `gyre harness check`; empty = an answer
+    without a tool call."""
     dialect: str = "openai-chat"
     """What it speaks: `openai-chat`, `openai-responses` or `anthropic-messages`."""
     timeout_s: float = 150.0

@@ -201,14 +201,15 @@ class Attempts:
         home.mkdir()
         task.prepare(workspace)
         services = self._services
-        argv, env = services.harness.fill(
+        call = services.harness.fill(
             base_url=order.base_url,
             workspace=services.sandbox.seen(workspace),
             instruction=task.instruction,
             seed=order.seed,
         )
+        call.write_files(home)
         return services.sandbox.command(
-            argv, workspace=workspace, home=home, readonly=services.harness.readonly, env=env
+            call.argv, workspace=workspace, home=home, readonly=services.harness.readonly, env=call.env
         )
 
     async def _assess_again(self, attempt: Attempt, query: str) -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,17 @@ from gyre_hpc.executions.forkserver import LaunchSpec, encode
 SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from gyre_hpc.executions.forkserver import serve; serve(int(sys.argv[2]))"
 DOCTOR = "gyre doctor tells what this machine can do"
 PACKAGE_ROOT = Path(__file__).parents[2]
+
+
+def python_process(code: str, descriptors: Sequence[socket.socket]) -> subprocess.Popen[bytes]:
+    """Run `code` in a bare Python; its arguments are our package's root and the numbers of the inherited descriptors."""
+    numbers = [descriptor.fileno() for descriptor in descriptors]
+    return subprocess.Popen(
+        [os.path.realpath(sys.executable), "-I", "-S", "-c", code, str(PACKAGE_ROOT), *map(str, numbers)],
+        pass_fds=numbers,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -158,14 +170,11 @@ class Launcher:
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
-                python = os.path.realpath(sys.executable)
-                self._server = subprocess.Popen(
-                    [python, "-I", "-S", "-c", SERVER, str(PACKAGE_ROOT), str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                self._server = self._start_server(theirs)
         return self._socket
+
+    def _start_server(self, owner: socket.socket) -> subprocess.Popen[bytes]:
+        return python_process(SERVER, [owner])
 
     def _drop(self) -> None:
         if self._socket is not None:

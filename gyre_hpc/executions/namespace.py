@@ -20,6 +20,7 @@ MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 0x20, 0x400, 0x800, 0x1
 MS_PRIVATE, MS_RELATIME, MS_STRICTATIME = 1 << 18, 1 << 21, 1 << 24
 MNT_DETACH = 2
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x08000000, 0x10000000, 0x20000000
+CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 LAST_CAPABILITY = 63
 """The kernel refuses numbers it does not have; 63 is the width of its capability set."""
@@ -84,10 +85,10 @@ def adopt_orphans() -> None:
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl CHILD_SUBREAPER")
 
 
-def unshare() -> None:
-    """Enter new user, mount and IPC namespaces; the next child forked is pid 1 of a new pid namespace."""
+def unshare(kinds: int = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC) -> None:
+    """Enter a new user namespace and namespaces of these kinds; with NEWPID the next child forked is pid 1 of it."""
     uid, gid = os.getuid(), os.getgid()
-    _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC), "unshare user namespace")
+    _check(_libc.unshare(CLONE_NEWUSER | kinds), "unshare user namespace")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

@@ -21,14 +21,14 @@ def test_placeholders_are_filled_once_and_an_instruction_stays_as_it_is() -> Non
         env={"ANTHROPIC_BASE_URL": "{base_url}"},
         max_turns=9,
     )
-    argv, env = find_harness(config).fill(instruction="use {seed} and {base_url}", **VALUES)  # type: ignore[arg-type]
-    assert argv == ["/bin/sh", "-p", "use {seed} and {base_url}", "/w", '{"seed": 7}', "9"]
-    assert env["ANTHROPIC_BASE_URL"] == VALUES["base_url"]
+    call = find_harness(config).fill(instruction="use {seed} and {base_url}", **VALUES)  # type: ignore[arg-type]
+    assert call.argv == ["/bin/sh", "-p", "use {seed} and {base_url}", "/w", '{"seed": 7}', "9"]
+    assert call.env["ANTHROPIC_BASE_URL"] == VALUES["base_url"]
 
 
 def test_no_command_means_the_reference_harness() -> None:
     harness = find_harness(HarnessConfig(dialect="anthropic-messages"))
-    argv, _ = harness.fill(instruction="do", **VALUES)  # type: ignore[arg-type]
+    argv = harness.fill(instruction="do", **VALUES).argv  # type: ignore[arg-type]
     assert argv[1:3] == ["-I", "-S"]
     assert argv[3].endswith("reference_harness/agent.py")
     assert argv[-2:] == ["--dialect", "anthropic-messages"]

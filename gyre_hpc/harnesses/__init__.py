@@ -1,0 +1,1 @@
+"""Harnesses from their own packages: installed into a private prefix, and checked with a scripted task."""
