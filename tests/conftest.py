@@ -38,6 +38,7 @@ NEEDS = {
         _userns,
         "sysctl -w kernel.unprivileged_userns_clone=1 (or run where user namespaces are allowed)",
     ),
+    "npm": (lambda: shutil.which("npm") is not None, "apt-get install npm"),
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "nixl": (lambda: any(importlib.util.find_spec(wheel) for wheel in ("nixl_cu12", "nixl_cu13")), NIXL),
     "gpu": (_gpu, "run on a node with a CUDA device"),

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,8 @@ INSTALLED = "INSTALLED"
 _PINNED = re.compile(r"npm:(?:@[\w.-]+/)?[\w.-]+@[\w.+-]+|pypi:[\w.-]+(?:\[[\w,.-]+\])?==[\w.+!-]+")
 _ENVIRONMENT = re.compile(
     r"PATH|HOME|LANG|LC_\w+|TMPDIR|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
-    r"|PIP_(?!.*(PASSWORD|TOKEN))\w+|(?i:npm_config_(registry|cafile|cache)|(https?|no|all)_proxy)"
+    r"|PIP_(INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|CERT|CONFIG_FILE|CONSTRAINT|DEFAULT_TIMEOUT|NO_INDEX)"
+    r"|(?i:npm_config_(registry|cafile|cache)|(https?|no|all)_proxy)"
 )
 
 
@@ -93,8 +94,13 @@ def _tool(name: str) -> str:
     return found
 
 
+def installer_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What an installer sees of this environment."""
+    return {key: value for key, value in environment.items() if _ENVIRONMENT.fullmatch(key)}
+
+
 def _run(command: list[str]) -> None:
-    env = {key: value for key, value in os.environ.items() if _ENVIRONMENT.fullmatch(key)}
+    env = installer_environment(os.environ)
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
