@@ -48,12 +48,37 @@ def test_a_prefix_counts_only_when_it_holds_exactly_what_is_asked(tmp_path: Path
     assert not install(packages, tmp_path)
 
 
-def test_a_failed_install_leaves_no_prefix_that_counts(tmp_path: Path) -> None:
-    packages = ["pypi:no-such-name-at-all==0.0.0"]
-    prefix = prefix_of(packages, str(tmp_path))
-    with pytest.raises(InstallFailed, match="no-such-name-at-all"):
-        install(packages, prefix)
-    assert not is_installed(packages, prefix)
+@pytest.fixture
+def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An npm of ours: writes its arguments down; fails when there is a file `broken` beside it."""
+    program = tmp_path / "bin" / "npm"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\necho "$@" >>"$0.log"\n[ ! -e "${0%npm}broken" ] || { echo no space; exit 7; }\n'
+        'mkdir -p "$3/node_modules/.bin"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return program
+
+
+def test_a_prefix_is_made_once_and_again_when_other_packages_are_asked(tmp_path: Path, npm: Path) -> None:
+    prefix = tmp_path / "prefix"
+    assert [install(["npm:a@1"], prefix), install(["npm:a@1"], prefix)] == [True, False]
+    (prefix / "left").touch()
+    assert install(["npm:a@1", "npm:b@2"], prefix) and not (prefix / "left").exists()
+    lines = npm.with_name("npm.log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["a@1", "b@2"]
+
+
+def test_a_failed_install_says_why_and_leaves_no_prefix_that_counts(tmp_path: Path, npm: Path) -> None:
+    prefix = tmp_path / "prefix"
+    npm.with_name("broken").touch()
+    with pytest.raises(InstallFailed, match="ended with 7:\nno space"):
+        install(["npm:a@1"], prefix)
+    assert not is_installed(["npm:a@1"], prefix)
+    npm.with_name("broken").unlink()
+    assert install(["npm:a@1"], prefix)
 
 
 def test_installers_see_proxies_and_certificates_but_no_credentials() -> None:
