@@ -2,7 +2,7 @@
 
 A backend has one object per process, which is owner and puller at once. The owner `offer`s each region it publishes and
 puts what it returns into `Manifest.ways` under the backend's name; a puller whose manifest has that name may `fetch`.
-A backend moves bytes; whether they are the right ones is checked by the caller against the manifest. One that fails in
+A backend moves bytes; whether they are the right ones is checked in the puller's room, against the manifest. One that fails in
 any way raises: the caller then takes the next way, so no run depends on it. Contract: tests/transport/test_backends.py.
 """
 
@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from gyre_hpc.errors import GyreError
-from gyre_hpc.transport.messages import Manifest
-
-Buffer = mmap.mmap | bytearray | memoryview | bytes
+from gyre_hpc.transport.messages import Fragment, Manifest
+from gyre_hpc.transport.region_files import Array, Buffer, Check, arrays_in, total_bytes
 
 
 class WayFailed(GyreError):
@@ -25,10 +25,12 @@ class WayFailed(GyreError):
 
 
 class Room:
-    """Memory for the `bytes` of one region on their way in; private to one attempt to fetch it."""
+    """Memory for one region's `bytes` on their way in; private to one attempt to fetch it."""
 
-    def __init__(self, total: int) -> None:
-        self.bytes = total
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self.bytes = total_bytes(fragments)
+        self._fragments = fragments
+        self._check: Check | None = None
         self._map: mmap.mmap | None = None
         self._file = -1
 
@@ -40,6 +42,19 @@ class Room:
         if self._map is None:
             self._map = self._anonymous() if self._file < 0 else mmap.mmap(self._file, self.bytes)
         return self._map
+
+    def arrived(self, count: int) -> None:
+        """Check the first `count` bytes, which are there, while they are in a cache. Never needed: `arrays` checks all.
+
+        Raises CorruptRecord naming the first fragment that is not as published. For one thread at a time.
+        """
+        self._check = self._check or Check(self.buffer, self._fragments)
+        self._check.arrived(count)
+
+    def arrays(self) -> dict[str, Array]:
+        """What the region holds, complete and checked. Raises CorruptRecord."""
+        self.arrived(self.bytes)
+        return arrays_in(self.buffer, self._fragments)
 
     def _anonymous(self) -> mmap.mmap:
         """Of huge pages where the kernel has them: the first touch of 4 KiB pages costs more than their copy."""
@@ -94,5 +109,6 @@ class Backend(Protocol):
     async def fetch(self, manifest: Manifest, room: Room, deadline: float) -> None:
         """Fill the room with the region's bytes before `deadline` (`time.monotonic`).
 
-        May be cancelled at any await; nothing of it may run afterwards. Raises WayFailed, OSError or TimeoutError.
+        May be cancelled at any await; nothing of it may run afterwards. Raises WayFailed, OSError, TimeoutError, or what
+        `Room.arrived` raises.
         """

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gyre_hpc.transport.backend import Buffer, WayFailed
+from gyre_hpc.transport.backend import WayFailed
+from gyre_hpc.transport.region_files import Buffer
 
 WHEELS: Final = ("nixl_cu12", "nixl_cu13")
 INSTALL: Final = "pip install --no-deps nixl-cu12==1.5.1"

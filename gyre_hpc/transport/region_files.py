@@ -24,6 +24,7 @@ from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.transport.messages import Fragment
 
 Array = npt.NDArray[Any]
+Buffer = mmap.mmap | bytearray | memoryview | bytes
 ALIGNMENT: Final = 64
 MEMORY: Final = Path("/dev/shm")
 
@@ -104,22 +105,49 @@ def map_file(path: Path, expected: int) -> mmap.mmap | bytes:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
 
 
-def verified(
-    buffer: mmap.mmap | bytearray | memoryview | bytes, fragments: Sequence[Fragment]
-) -> dict[str, Array]:
-    """The arrays inside a whole region's bytes, without a copy. Raises CorruptRecord naming the fragment."""
+class Check:
+    """Compares a region's bytes with its manifest's checksums in one pass from the front, as far as they have come."""
+
+    def __init__(self, buffer: Buffer, fragments: Sequence[Fragment]) -> None:
+        self._view = memoryview(buffer)
+        self._left = list(zip(fragments, _offsets(fragments), strict=True))[::-1]
+        self._hash = xxhash.xxh3_64()
+        self._hashed = 0
+
+    def arrived(self, count: int) -> None:
+        """The first `count` bytes are there. Raises CorruptRecord naming the first fragment that is not as published."""
+        while self._left:
+            fragment, start = self._left[-1]
+            end = start + fragment.bytes
+            fresh = self._view[max(self._hashed, start) : min(count, end)]
+            if fresh:
+                self._hash.update(fresh)
+                self._hashed = min(count, end)
+            if count < end:
+                return
+            if self._hash.hexdigest() != fragment.xxh3:
+                raise CorruptRecord(f"fragment '{fragment.id}': checksum differs from the manifest")
+            self._hash.reset()
+            self._left.pop()
+
+
+def arrays_in(buffer: Buffer, fragments: Sequence[Fragment]) -> dict[str, Array]:
+    """The arrays inside a whole region's bytes, without a copy and unchecked."""
     arrays: dict[str, Array] = {}
     for fragment, offset in zip(fragments, _offsets(fragments), strict=True):
         dtype = np.dtype(fragment.dtype)
         count = fragment.bytes // dtype.itemsize
         if count == 0:
-            array: Array = np.empty(fragment.shape, dtype)
+            arrays[fragment.id] = np.empty(fragment.shape, dtype)
         else:
-            array = np.frombuffer(buffer, dtype, count, offset).reshape(fragment.shape)
-        if xxhash.xxh3_64_hexdigest(_bytes(array)) != fragment.xxh3:
-            raise CorruptRecord(f"fragment '{fragment.id}': checksum differs from the manifest")
-        arrays[fragment.id] = array
+            arrays[fragment.id] = np.frombuffer(buffer, dtype, count, offset).reshape(fragment.shape)
     return arrays
+
+
+def verified(buffer: Buffer, fragments: Sequence[Fragment]) -> dict[str, Array]:
+    """The arrays inside a whole region's bytes, checked. Raises CorruptRecord naming the fragment."""
+    Check(buffer, fragments).arrived(total_bytes(fragments))
+    return arrays_in(buffer, fragments)
 
 
 def _plain(array: Array) -> Array:

@@ -42,6 +42,8 @@ LEASE_S: Final = 3600.0
 """A puller that reads for so long by itself is given up; one that dies ends its lease at once."""
 
 
+PIECE: Final = 1 << 20
+"""Most bytes received before they are checked: what a core's cache holds."""
 WINDOW: Final = 4 << 20
 """Bytes the kernel may hold for a receiver that is not scheduled."""
 
@@ -243,10 +245,11 @@ def _receive(sock: socket.socket, room: Room, deadline: float) -> None:
         if left <= 0:
             raise TimeoutError(f"{offset} of {room.bytes} bytes came in time")
         sock.settimeout(left)
-        count = sock.recv_into(view[offset:])
+        count = sock.recv_into(view[offset : offset + PIECE])
         if not count:
             raise ConnectionError(f"stream ended after {offset} of {room.bytes} bytes")
         offset += count
+        room.arrived(offset)
 
 
 async def _exactly(sock: socket.socket, count: int) -> bytes:

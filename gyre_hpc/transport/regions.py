@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.transport import region_files
-from gyre_hpc.transport.backend import Backend, Buffer, Room, WayFailed
+from gyre_hpc.transport.backend import Backend, Room, WayFailed
 from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.region_files import remove_leftovers
 from gyre_hpc.transport.region_streams import Lessor, SocketBackend
@@ -162,34 +162,27 @@ class RegionServer:
         self, manifest: Manifest, *, deadline_s: float, into: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
         """All arrays of the region, checked; copied into `into` if given. Raises PullFailed and changes nothing then."""
-        end, total = time.monotonic() + deadline_s, region_files.total_bytes(manifest.fragments)
-        arrays = await self._map(manifest, total, deadline_s) if self._same_host else None
+        end = time.monotonic() + deadline_s
+        arrays = await self._map(manifest, deadline_s) if self._same_host else None
         if arrays is None:
-            arrays = await self._fetch(manifest, total, end, deadline_s)
+            arrays = await self._fetch(manifest, end, deadline_s)
         return arrays if into is None else _copied(manifest, arrays, into)
 
-    async def _map(self, manifest: Manifest, total: int, deadline_s: float) -> dict[str, Array] | None:
+    async def _map(self, manifest: Manifest, deadline_s: float) -> dict[str, Array] | None:
         """From the owner's file; None where this host does not have it."""
         try:
             async with asyncio.timeout(deadline_s):
-                buffer = await asyncio.to_thread(region_files.map_file, Path(manifest.path), total)
-                return await self._verified(manifest, buffer, SAME_HOST)
+                arrays = await asyncio.to_thread(_mapped, manifest)
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             return None
         except TimeoutError as error:
             raise PullFailed(manifest, f"not complete within {deadline_s:g} s") from error
         except (CorruptRecord, OSError) as error:
             raise PullFailed(manifest, str(error)) from error
-
-    async def _verified(self, manifest: Manifest, buffer: Buffer, way: str) -> dict[str, Array]:
-        try:
-            arrays = await asyncio.to_thread(region_files.verified, buffer, manifest.fragments)
-        except CorruptRecord as error:
-            raise PullFailed(manifest, error.message) from error
-        self.ways[way] += 1
+        self.ways[SAME_HOST] += 1
         return arrays
 
-    async def _fetch(self, manifest: Manifest, total: int, end: float, deadline_s: float) -> dict[str, Array]:
+    async def _fetch(self, manifest: Manifest, end: float, deadline_s: float) -> dict[str, Array]:
         """By the first way that works; raises PullFailed with the reason of the last."""
         ways = [*self._usable(manifest), self._sockets]
         for backend in ways:
@@ -197,15 +190,13 @@ class RegionServer:
             left = end - time.monotonic()
             until = end if last else end - (1 - SHARE) * left
             try:
-                return await self._attempt(backend, manifest, total, until)
+                return await self._attempt(backend, manifest, until)
             except TimeoutError as error:
                 failure = PullFailed(manifest, f"not complete within {deadline_s:g} s")
                 failure.__cause__ = error
-            except (OSError, WayFailed) as error:
+            except (OSError, WayFailed, CorruptRecord) as error:
                 failure = PullFailed(manifest, _reason(error))
                 failure.__cause__ = error
-            except PullFailed as error:
-                failure = error
             self.ways[f"{backend.name} failed"] += 1
             if not last:
                 self._avoid[backend.name, manifest.owner] = time.monotonic() + AVOID_S
@@ -220,14 +211,14 @@ class RegionServer:
             if backend.name in manifest.ways and self._avoid.get((backend.name, manifest.owner), 0.0) <= now
         ]
 
-    async def _attempt(
-        self, backend: Backend, manifest: Manifest, total: int, until: float
-    ) -> dict[str, Array]:
-        room = Room(total)
+    async def _attempt(self, backend: Backend, manifest: Manifest, until: float) -> dict[str, Array]:
+        room = Room(manifest.fragments)
         try:
             async with asyncio.timeout(until - time.monotonic()):
                 await backend.fetch(manifest, room, until)
-                return await self._verified(manifest, room.buffer, backend.name)
+                arrays = await asyncio.to_thread(room.arrays)
+                self.ways[backend.name] += 1
+                return arrays
         finally:
             room.close()
 
@@ -243,8 +234,13 @@ async def pull(
     return await puller.pull(manifest, into=into, deadline_s=deadline_s)
 
 
+def _mapped(manifest: Manifest) -> dict[str, Array]:
+    buffer = region_files.map_file(Path(manifest.path), region_files.total_bytes(manifest.fragments))
+    return region_files.verified(buffer, manifest.fragments)
+
+
 def _reason(error: Exception) -> str:
-    if isinstance(error, WayFailed):
+    if isinstance(error, GyreError):
         return error.message
     return f"the owner is gone or broken ({type(error).__name__}: {error})"
 

@@ -141,7 +141,7 @@ async def test_a_dropped_region_is_refused_with_the_reason(
     for backend in make_backends(kind, "127.0.0.1", "cell-2", SECRET):
         await backend.start()
         with pytest.raises(WayFailed, match="dropped"):
-            await backend.fetch(manifest, Room(SMALL), time.monotonic() + PATIENCE_S)
+            await backend.fetch(manifest, Room(manifest.fragments), time.monotonic() + PATIENCE_S)
         backend.close()
     assert_whole(await puller.pull(other, deadline_s=PATIENCE_S), SMALL)
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.transport import region_files
 from gyre_hpc.transport.messages import Manifest, RegionKind
 from gyre_hpc.transport.regions import PullFailed, RegionServer, pull, remove_leftovers
@@ -92,6 +93,38 @@ def test_any_plain_arrays_come_back_from_a_region_file(arrays: dict[str, Array])
     for name, array in region_files.verified(buffer, fragments).items():
         np.testing.assert_array_equal(array, arrays[name], strict=False)
         assert array.shape == arrays[name].shape
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 200), max_size=5),
+    st.lists(st.integers(0, 1200), max_size=8),
+    st.none() | st.integers(0, 1 << 30),
+)
+def test_bytes_are_checked_alike_however_they_arrive(
+    sizes: list[int], cuts: list[int], flip: int | None
+) -> None:
+    """A flipped byte is found, by the fragment it lies in, whatever pieces the bytes came in; padding counts for nothing."""
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"region-{uuid.uuid4().hex}"
+    fragments = region_files.write(path, {str(i): np.full(n, i, np.uint8) for i, n in enumerate(sizes)})
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    total = region_files.total_bytes(fragments)
+    places = [
+        (i, offset + k)
+        for i, offset in enumerate(region_files._offsets(fragments))
+        for k in range(fragments[i].bytes)
+    ]
+    broken = places[flip % len(places)] if places and flip is not None else None
+    if broken is not None:
+        data[broken[1]] ^= 1
+    check = region_files.Check(data, fragments)
+    try:
+        for count in sorted(min(cut, total) for cut in [*cuts, total]):
+            check.arrived(count)
+        assert broken is None
+    except CorruptRecord as error:
+        assert broken is not None and f"'{broken[0]}'" in str(error)
 
 
 async def test_pulled_arrays_are_private_and_outlive_the_region(server: RegionServer) -> None:

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
+import xxhash
 
 from gyre_hpc.transport.backend import Room, WayFailed
-from gyre_hpc.transport.messages import Manifest, RegionKind
+from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.regions import PullFailed, RegionServer
 
 SECRET = b"s" * 32
@@ -156,8 +157,8 @@ async def test_a_dropped_region_is_withdrawn(started: list[RegionServer]) -> Non
 
 
 def test_a_room_can_be_filled_through_its_file() -> None:
-    room = Room(5)
+    room = Room([Fragment("a", (5,), "|u1", 5, xxhash.xxh3_64_hexdigest(b"hello"))])
     os.pwrite(room.file(), b"hello", 0)
-    buffer = room.buffer
+    arrays = room.arrays()
     room.close()
-    assert bytes(buffer) == b"hello"
+    assert arrays["a"].tobytes() == b"hello"
