@@ -176,7 +176,9 @@ class ClusterConfig:
     service: ServiceConfig = field(default_factory=ServiceConfig)
     """Sizes of the processes beside the cells."""
     host: str = "127.0.0.1"
-    """Address servers of this run bind to and publish; `auto`: each node's own (several nodes)."""
+    """Address servers of this run bind to and publish; `auto`: each node's own, on the route to the controller (several nodes)."""
+    interface: str = ""
+    """Network interface whose address `host=auto` takes on each node, for example ib0; empty = that of the route."""
     srun_args: list[str] = field(default_factory=list)
     """Extra arguments of every srun (slurm)."""
     container: list[str] = field(default_factory=list)

@@ -83,7 +83,7 @@ def validate(run: RunConfig) -> None:
         value = _value(run, key)
         if not value >= least:
             raise ConfigError(f"{key}={value} must be at least {least}", fix=f"set {key}={least} or more")
-    for check in (_schedule, _sizes, _time_limits, _tasks, _job):
+    for check in (_schedule, _sizes, _time_limits, _tasks, _job, _interface):
         check(run)
 
 
@@ -173,6 +173,15 @@ def _job(run: RunConfig) -> None:
             f"cluster.job.margin_s={job.margin_s} is not below cluster.job.time={job.time}: the run would be told to"
             " end at its start",
             fix="raise cluster.job.time, or set cluster.job.margin_s=0 to be told nothing",
+        )
+
+
+def _interface(run: RunConfig) -> None:
+    cluster = run.cluster
+    if cluster.interface and cluster.host != "auto":
+        raise ConfigError(
+            f"cluster.interface={cluster.interface} would count for nothing: cluster.host={cluster.host}",
+            fix="set cluster.host=auto",
         )
 
 

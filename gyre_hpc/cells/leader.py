@@ -21,6 +21,7 @@ from gyre_hpc.cells.engine_host import EngineHost
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.launch.address import settle_host
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.backends import region_server
@@ -121,6 +122,7 @@ async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> int:
             f"cluster.cell.ranks={config.cluster.cell.ranks}: a cell has one trainer rank",
             fix="set cluster.cell.ranks=1",
         )
+    settle_host(config.cluster, layout)
     hello = Hello(PeerKind.CELL, cell, os.getpid(), socket.gethostname(), "")
     link = await Link.connect(
         layout,

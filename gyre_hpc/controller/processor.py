@@ -23,6 +23,7 @@ from pathlib import Path
 
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import CorruptRecord, GyreError
+from gyre_hpc.launch.address import settle_host
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId, GroupId
 from gyre_hpc.shards.encode import Derivation, ExecutionRecord, decode
@@ -282,6 +283,7 @@ def _report(processed: ProcessedGroup, refs: tuple[MicroStepRef, ...]) -> GroupP
 async def serve(run: Path, incarnation: int) -> None:
     """The life of the process: until Shutdown, a signal, or the end of the link."""
     layout, config = RunLayout(run.resolve()), load_run_config(run)
+    settle_host(config.cluster, layout)
     secret = read_secret(layout)
     regions = region_server(config, "processor", secret)
     await regions.start()

@@ -23,6 +23,7 @@ from gyre_hpc.controller.progress import Progress
 from gyre_hpc.errors import GyreError, Interrupted, MissingInput
 from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
+from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
@@ -120,6 +121,7 @@ def _logged_to(folder: Path) -> Iterator[None]:
 async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
     history: History = read_history(layout.journal, schedule_settings(config))
     secret = write_secret(layout)
+    settle_host(config.cluster)
     server = LinkServer(secret, epoch, config.cluster.host)
     host, port = await server.start()
     write_rendezvous(layout, host, port, epoch)

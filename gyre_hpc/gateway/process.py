@@ -22,6 +22,7 @@ import uvloop
 
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, MissingInput, StorageFull
+from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.signals import die_with_parent
 from gyre_hpc.layout import RunLayout
 
@@ -127,8 +128,9 @@ def main(arguments: list[str] | None = None) -> int:
             die_with_parent(options.parent)  # nobody restarts or ends a worker without its parent
             work(options.run, options.launch, options.incarnation, options.socket)
             return 0
-        host = load_run_config(options.run).cluster.host
-        return Supervisor(options.run, options.incarnation, listen(host)).run()
+        cluster = load_run_config(options.run).cluster
+        settle_host(cluster, RunLayout(options.run))
+        return Supervisor(options.run, options.incarnation, listen(cluster.host)).run()
     except GyreError as error:
         log.error("%s", error)
         return error.exit_code

@@ -20,8 +20,8 @@ import msgspec
 import xxhash
 
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.address import node_address
 from gyre_hpc.launch.site import Finding, write_whole
-from gyre_hpc.transport.hosts import AUTO, own_address
 
 T = TypeVar("T")
 MEET_S: Final = 60.0
@@ -110,7 +110,7 @@ def read_reports(folder: Path) -> dict[str, Report]:
 
 def _meet(folder: Path, node: str, peers: Sequence[str], deadline: float) -> tuple[str, dict[str, Met]]:
     try:
-        server = ClockServer(node, own_address(AUTO))
+        server = ClockServer(node, node_address())
     except (ConfigError, OSError) as error:
         return f"none: {error}", {}
     with server:
