@@ -197,7 +197,10 @@ class ClusterConfig:
     lost_after_s: float = 20.0
     """Seconds of SUSPECT until it is LOST."""
     orphan_grace_s: float = 120.0
-    """Seconds a peer outlives its controller."""
+    """Seconds gateway and runner outlive their controller; one resumed in that time takes them over with all they run."""
+    runners: str = "job"
+    """`job`: gateway and runner belong to the run's job. `external`: to a longer job of their own, which holds calls while the
+    other is requeued (slurm)."""
     restarts: int = 8
     """Most replacements of lost cells, runner, gateway or processor within `restart_window_s`; one more ends the run."""
     restart_window_s: float = 3600.0

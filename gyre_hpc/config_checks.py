@@ -21,6 +21,7 @@ CHOICES = {
     "engine.kind": ("torch",),
     "cluster.kind": ("local", "slurm"),
     "cluster.layout": ("flat", "het"),
+    "cluster.runners": ("job", "external"),
     "objective.kind": ("sequence_clip", "grpo"),
     "harness.dialect": ("openai-chat", "openai-responses", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),

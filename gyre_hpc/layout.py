@@ -75,6 +75,15 @@ class RunLayout:
         return self.checkpoints / f"v{version:06d}"
 
     @property
+    def services(self) -> Path:
+        """Which processes are, or were, the run's gateway and runner."""
+        return self.root / "services"
+
+    def service(self, kind: str) -> Path:
+        """JSON record of the last process of this kind."""
+        return self.services / f"{kind}.json"
+
+    @property
     def jobs(self) -> Path:
         """Scripts and logs of the Slurm jobs this run was submitted as, by job id."""
         return self.root / "jobs"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller import queries, resume
+from gyre_hpc.controller.adoption import Holdings, Survivors
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
 from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
 from gyre_hpc.controller.driver import Driver
@@ -76,6 +77,8 @@ class Controller:
         self._groups_ended = self._burst_ended = False
         self._ticked_at = time.monotonic()
         self.supervision = Supervision(peers, self.config.cluster, context.layout.root)
+        cluster = self.config.cluster
+        self.survivors = Survivors(peers, cluster.suspect_after_s + cluster.lost_after_s)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
         self.driver = Driver(
             history.state, self.journal, lambda: self.steps.sync(), self._carry_out, self._settled
@@ -185,7 +188,9 @@ class Controller:
         self.peers.start_accepting()
         try:
             await self._launch_all()
-            self._begin()
+            self._begin(await self._survivors_heard())
+            for inbound in self.survivors.heard:
+                self.reception.note(inbound)
             await self._serve()
             if self._interrupted:
                 await self._save_before_leaving()
@@ -205,13 +210,22 @@ class Controller:
     async def _launch_all(self) -> None:
         """All processes; no cells for a run whose last outcomes alone are missing."""
         for kind in SERVICES:
-            await self.peers.launch(kind, 0)
+            if kind not in self.peers.survivors:
+                await self.peers.launch(kind, 0)
         if self._stop_reason is None:
             for index in range(self.config.cluster.cells):
                 self.cells.add(CellId(index), self.config.engine.capacity, known=self.history.fresh)
                 await self.peers.launch(PeerKind.CELL, index)
 
-    def _begin(self) -> None:
+    async def _survivors_heard(self) -> Holdings:
+        """What outlived the controller before this one; what said nothing of itself is ended and replaced."""
+        expected = set(self.peers.survivors)
+        holdings = await self.survivors.gather(lambda: not self._interrupted)
+        for kind in sorted(expected - self.peers.survivors):
+            await self.peers.replace(kind)
+        return holdings
+
+    def _begin(self, holdings: Holdings = resume.NOTHING) -> None:
         self.observer.opened()
         if self.history.fresh:
             if self.config.tasks.heldout:
@@ -219,11 +233,11 @@ class Controller:
             self.feed(p.Started())
             return
         self.journal.append(Resumed(time.time(), self.context.epoch))
-        self._go_on()
+        self._go_on(holdings)
         if not self.driver.state.started:
             self.feed(p.Started())
 
-    def _go_on(self) -> None:
+    def _go_on(self, holdings: Holdings) -> None:
         """Take up what an earlier controller left: none of its cells is left, its executions are."""
         history, pending = self.history, GroupStatus.PENDING
         self.feed(p.AllCellsLost())
@@ -234,7 +248,7 @@ class Controller:
         self.processing.tell_again(groups, history.outcomes)
         for id in (id for group in groups.values() for id in group.executions if id in history.outcomes):
             self._count_valid(history.outcomes[id])
-        resume.go_on(self.executions, history)
+        resume.go_on(self.executions, history, holdings)
         history.forget_all_but(groups, self.processing.unsealed)
         self._forecast()
         self.steps.evaluate_if_awaited()

@@ -85,6 +85,8 @@ class ExecutionTable:
     executions: dict[ExecutionId, Execution] = field(default_factory=dict)
     waiting: dict[ExecutionId, None] = field(default_factory=dict)
     """Launches that wait for a gateway, in order."""
+    used: dict[ExecutionId, int] = field(default_factory=dict)
+    """Numbers of attempts that survivors know and the journal may not: the next attempt has a higher one."""
 
     # ---- upward: decisions of the schedule --------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class ExecutionTable:
         if not self.hooks.gateway_url():
             self.waiting[id] = None
             return
-        execution.attempt += 1
+        execution.attempt = max(execution.attempt, self.used.pop(id, 0)) + 1
         execution.closed = execution.sealed = execution.assessment = None
         self.hooks.opened(execution)
         self._open_at_gateway(execution)
@@ -113,7 +115,7 @@ class ExecutionTable:
         if execution.attempt == 0 or waits:
             self._end(execution, ClosingReason.CANCELLED_SURPLUS)
         elif execution.outcome is None and execution.closed is None:
-            self.hooks.runner(CancelExecution(id, execution.attempt, ClosingReason.CANCELLED_SURPLUS))
+            self._cancel_surplus(execution)
 
     # ---- downward: messages of runner and gateway --------------------------------------------------------------
 
@@ -157,6 +159,16 @@ class ExecutionTable:
             elif execution.assessment is None and execution.closed.reason in SCORED_REASONS:
                 self.assess_again(execution)
 
+    def runner_returned(self) -> None:
+        """The same runner over another link: orders may have gone down with the one before."""
+        for execution in self.started_and_unfinished():
+            if execution.closed is None:
+                self._start_at_runner(execution)
+                if execution.withdrawn:
+                    self._cancel_surplus(execution)
+            elif execution.assessment is None and execution.closed.reason in SCORED_REASONS:
+                self.assess_again(execution)
+
     def gateway_lost(self) -> None:
         """Another gateway is there: harnesses of the one before cannot reach it, records it had not sealed are cut."""
         for execution in self.started_and_unfinished():
@@ -197,6 +209,32 @@ class ExecutionTable:
         self._settle(execution)
         if execution.outcome is None:
             self.assess_again(execution)
+
+    def take_up(
+        self, execution: Execution, closed: ExecutionClosed | None, sealed: ExecutionSealed | None
+    ) -> None:
+        """Its attempt outlived the controller and goes on under its number; `closed`, `sealed`: as far as is journaled.
+
+        Orders that may have been lost are repeated: gateway and runner do nothing twice.
+        """
+        execution.closed, execution.sealed = closed, sealed
+        if closed is None:
+            if execution.withdrawn:
+                self._cancel_surplus(execution)
+            return
+        if sealed is None:
+            self.hooks.gateway(CloseExecution(execution.id, execution.attempt))
+        else:
+            self._terminate(execution, self._reason(execution))
+            self._settle(execution)
+        if execution.outcome is None and closed.reason in SCORED_REASONS:
+            self.assess_again(execution)
+
+    def end_at_survivors(self, id: ExecutionId, attempt: int) -> None:
+        """An attempt does not go on where it outlived the controller; what is heard of it counts no more."""
+        self.used[id] = max(attempt, self.used.get(id, 0))
+        self.hooks.runner(CancelExecution(id, attempt, ClosingReason.INFRASTRUCTURE))
+        self.hooks.gateway(CloseExecution(id, attempt))
 
     def assess_again(self, execution: Execution) -> None:
         """The workspace is preserved: only the assessment is missing."""
@@ -249,6 +287,10 @@ class ExecutionTable:
                 evaluation=execution.evaluation,
             )
         )
+
+    def _cancel_surplus(self, execution: Execution) -> None:
+        reason = ClosingReason.CANCELLED_SURPLUS
+        self.hooks.runner(CancelExecution(execution.id, execution.attempt, reason))
 
     def _mark_launched(self, execution: Execution) -> None:
         if not execution.launched:

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from gyre_hpc.errors import CorruptRecord, RunOwned
+from gyre_hpc.launch.identity import ProcessIdentity, boot_id
 from gyre_hpc.launch.job_state import ENDED, job_state
 
 
@@ -30,11 +31,6 @@ class Owner(msgspec.Struct, frozen=True):
     process_start: float
 
 
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
-
-
 def current_owner(epoch: int) -> Owner:
     """This process as an owner of `epoch`."""
     return Owner(
@@ -42,7 +38,7 @@ def current_owner(epoch: int) -> Owner:
         job=os.environ.get("SLURM_JOB_ID", ""),
         restart_count=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         host=socket.gethostname(),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         pid=os.getpid(),
         process_start=psutil.Process().create_time(),
     )
@@ -117,11 +113,4 @@ def _why_alive(owner: Owner) -> str:
 
 
 def _process_gone(owner: Owner) -> bool:
-    if owner.boot_id and owner.boot_id != _boot_id():
-        return True
-    try:
-        process = psutil.Process(owner.pid)
-        dead = process.status() == psutil.STATUS_ZOMBIE
-        return dead or bool(abs(process.create_time() - owner.process_start) > 1.0)
-    except psutil.NoSuchProcess:
-        return True
+    return ProcessIdentity(owner.host, owner.boot_id, owner.pid, owner.process_start).gone()

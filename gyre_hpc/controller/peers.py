@@ -2,8 +2,9 @@
 
 Each peer (kind, index) is one process at a time. Launch n of epoch e gives it the incarnations from (e*10^6 + n)*1000 on:
 a peer that restarts its own worker (the gateway) adds to it, a relaunch by us adds 1000, a resumed run starts higher still,
-so a late message of a dead process is always older and no two processes of a run share an incarnation. A peer is SUSPECT
-after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at once when its process has exited.
+so a late message of a dead process is always older and no two processes of a run share an incarnation. Gateway and runner may
+be survivors of an earlier epoch (`expect`): they keep the number of their launch. Of each kind one number is welcome at a
+time; who comes with another one is told to end. A peer is SUSPECT after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at once when its process has exited.
 Everything a peer does reaches the controller as one `Inbound` on one queue, so its core is a plain loop without locks.
 """
 
@@ -37,6 +38,8 @@ MODULES = {
     PeerKind.RUNNER: "gyre_hpc.executions.runner",
     PeerKind.PROCESSOR: "gyre_hpc.controller.processor",
 }
+OUTLIVE = (PeerKind.GATEWAY, PeerKind.RUNNER)
+"""Kinds that go on without their controller for a while."""
 PeerId = tuple[PeerKind, int]
 
 
@@ -47,6 +50,10 @@ class Peer:
     kind: PeerKind
     index: int
     launches: int = 0
+    number: int = 0
+    """Of the launch whose incarnations are welcome."""
+    met: bool = False
+    """Whether that launch has said hello."""
     handle: ProcessHandle | None = None
     link: PeerLink | None = None
     reader: asyncio.Task[None] | None = None
@@ -125,6 +132,8 @@ class Peers:
         self.peers: dict[PeerId, Peer] = {}
         self.hosts: dict[PeerLink, RemoteLauncher] = {}
         """Cell hosts whose cells are peers."""
+        self.survivors: set[PeerKind] = set()
+        """Kinds that were expected of an earlier epoch."""
         self.inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -135,19 +144,40 @@ class Peers:
         """Start (or restart) the peer's process, a guest's with the `launcher` that its first launch names."""
         peer = self.peers.setdefault((kind, index), Peer(kind, index, launcher=launcher))
         peer.launches += 1
-        peer.link, peer.reader, peer.suspect, peer.dead = None, None, False, False
+        peer.number = self._epoch * LAUNCHES_PER_EPOCH + peer.launches
+        peer.link, peer.reader, peer.suspect, peer.dead, peer.met = None, None, False, False, False
         peer.launched_at = time.monotonic()
         peer.outbox.clear()
         peer.handle = await (peer.launcher or self._launcher).start(self._spec(peer))
         self._spawn(self._watch(peer, peer.launches, peer.handle))
         return peer
 
+    def expect(self, kind: PeerKind, incarnation: int, handle: ProcessHandle) -> None:
+        """A process of an earlier epoch lives: its links are welcome, it is watched and ended like one of ours."""
+        number = incarnation // INCARNATIONS_PER_LAUNCH
+        peer = self.peers[kind, 0] = Peer(kind, 0, number=number, handle=handle, launched_at=time.monotonic())
+        epoch, launches = divmod(number, LAUNCHES_PER_EPOCH)
+        peer.log = self._log(peer, epoch, launches)
+        self.survivors.add(kind)
+        self._spawn(self._watch(peer, 0, handle))
+
+    async def replace(self, kind: PeerKind) -> None:
+        """End a survivor, if it has not ended, and launch another process in its place."""
+        handle = self.peers[kind, 0].handle
+        if handle is not None:
+            handle.kill()
+            await handle.wait()
+        await self.launch(kind, 0)
+
+    def _log(self, peer: Peer, epoch: int, launches: int) -> Path:
+        suffix = f".{launches}" if launches > 1 else ""
+        return self._layout.logs(epoch) / f"{peer.name}{suffix}.log"
+
     def _spec(self, peer: Peer) -> ProcessSpec:
-        incarnation = self._launch_number(peer) * INCARNATIONS_PER_LAUNCH
+        incarnation = peer.number * INCARNATIONS_PER_LAUNCH
         argv = [sys.executable, "-m", MODULES[peer.kind], "--run", str(self._layout.root)]
         argv += ["--incarnation", str(incarnation)]
-        suffix = f".{peer.launches}" if peer.launches > 1 else ""
-        peer.log = path = self._layout.logs(self._epoch) / f"{peer.name}{suffix}.log"
+        peer.log = path = self._log(peer, self._epoch, peer.launches)
         if peer.kind is not PeerKind.CELL:
             size: StepConfig = getattr(self._cluster.service, peer.kind)
             return ProcessSpec(
@@ -158,6 +188,7 @@ class Peers:
                 cpus_per_rank=size.cpus,
                 mem=size.mem,
                 service=True,
+                outlives=peer.kind in OUTLIVE,
             )
         cell = self._cluster.cell
         return ProcessSpec(
@@ -171,9 +202,6 @@ class Peers:
             mem=cell.mem,
             gres=cell.gres,
         )
-
-    def _launch_number(self, peer: Peer) -> int:
-        return self._epoch * LAUNCHES_PER_EPOCH + peer.launches
 
     def send(self, kind: PeerKind, index: int, message: Message) -> None:
         """Send now, or as soon as the launched peer says hello. What a dead peer missed is its owner's to repeat."""
@@ -278,15 +306,11 @@ class Peers:
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))
-        if (
-            peer is None
-            or peer.dead
-            or link.incarnation // INCARNATIONS_PER_LAUNCH != self._launch_number(peer)
-        ):
-            log.warning("%s is not a peer of this controller; its link is closed", link.name)
-            link.abandon()
+        if peer is None or peer.dead or link.incarnation // INCARNATIONS_PER_LAUNCH != peer.number:
+            log.warning("%s is not a peer of this controller: it is told to end", link.name)
+            self._spawn(_dismiss(link))
             return
-        again = peer.link is not None
+        again, peer.met = peer.met, True
         peer.link, peer.suspect = link, False
         self.inbox.put_nowait(Connected(peer.id, again))
         for message in peer.outbox:
@@ -313,3 +337,8 @@ class Peers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _dismiss(link: PeerLink) -> None:
+    link.send(Shutdown("another process has its place in this run"))
+    await link.close()

@@ -161,6 +161,8 @@ class Reception:
                 self.executions.assessed(message)
             case msg.ExecutionSealed():
                 self.executions.gateway_sealed(message)
+            case msg.Holding(attempts=attempts):
+                log.info("the %s holds %d attempts", kind, len(attempts))
             case msg.HeldBack():
                 self.peers.send(PeerKind.RUNNER, 0, message)
             case msg.Unrouted(cell=cell):
@@ -203,6 +205,8 @@ class Reception:
         self.services.add(kind)
         if kind is PeerKind.GATEWAY:
             self._gateway_connected(returned, again)
+        elif kind is PeerKind.RUNNER and again:
+            self.executions.runner_returned()
         self.steps.offer_weights(ready=self.ready)
 
     def _gateway_connected(self, returned: bool, again: bool) -> None:

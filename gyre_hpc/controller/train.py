@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gyre_hpc import models
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
+from gyre_hpc.controller.adoption import expect_survivors
 from gyre_hpc.controller.controller import Controller, RunContext
 from gyre_hpc.controller.freeze import freeze_code
 from gyre_hpc.controller.history import History, read_history
@@ -137,6 +138,7 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
         progress=progress,
     )
     peers = Peers(layout.root, config.cluster, make_launcher(config.cluster, layout), server, epoch)
+    expect_survivors(peers, config, layout)
     controller = Controller(context, peers, history)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -37,6 +37,10 @@ class EngineUnreachable(PeerLost):
     """The engine did not answer, or its answer broke off before the call finished."""
 
 
+class EngineAbsent(EngineUnreachable):
+    """Nobody listens at the engine's address: it had ended before it was asked."""
+
+
 class EngineRefused(GyreError):
     """The engine answered and said no; `status` is the HTTP status, `reason` names the field or state at fault."""
 
@@ -230,7 +234,8 @@ class EngineClient:
                     raise EngineRefused(url, response.status, _reason(await response.read()))
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineUnreachable(f"engine {url}: {type(error).__name__}: {error}") from error
+            kind = EngineAbsent if isinstance(error, aiohttp.ClientConnectorError) else EngineUnreachable
+            raise kind(f"engine {url}: {type(error).__name__}: {error}") from error
 
 
 def generate_options(

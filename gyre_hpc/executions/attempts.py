@@ -115,6 +115,22 @@ class Attempts:
         for attempt in self._attempts.get(order.execution, {}).values():
             attempt.work.add_done_callback(functools.partial(self._drop, attempt.key))
 
+    def held(self) -> tuple[Key, ...]:
+        """Every attempt that is worked on or was reported, and not forgotten."""
+        return tuple(attempt.key for attempt in self._all())
+
+    def orphaned(self) -> None:
+        """There is no controller to pass on what the gateway holds: harness clocks stand still."""
+        for attempt in self._all():
+            if attempt.supervision is not None:
+                attempt.supervision.orphaned()
+
+    def adopted(self) -> None:
+        """There is one again."""
+        for attempt in self._all():
+            if attempt.supervision is not None:
+                attempt.supervision.adopted()
+
     def repeat_reports(self) -> None:
         """Tell a controller that came back everything that was reported so far."""
         for attempt in self._all():

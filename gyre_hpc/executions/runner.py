@@ -1,8 +1,9 @@
 """The runner process: `python -m gyre_hpc.executions.runner --run RUN --incarnation K`.
 
 Takes orders from the controller over its link and works them off with `Attempts`. It ends on Shutdown, on SIGTERM, or when
-its controller has been gone for `cluster.orphan_grace_s`; a controller resumed in that time (a higher epoch) adopts it
-and is told again what was reported. However it ends, its programs end with it: their channels close.
+its controller has been gone for `cluster.orphan_grace_s`; one resumed in that time (a higher epoch) is told first which
+attempts are held, then again what was reported of them. Without a controller the harness clocks stand still: nobody passes
+on what the gateway holds. However the runner ends, its programs end with it: their channels close.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.launcher import Launcher
 from gyre_hpc.executions.sandbox import choose
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.launch.services import record_service
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
@@ -33,11 +35,13 @@ from gyre_hpc.transport.messages import (
     Goodbye,
     HeldBack,
     Hello,
+    Holding,
     Message,
     PeerKind,
     Shutdown,
     StartExecution,
 )
+from gyre_hpc.transport.succession import first_wait, orphan_grace, until_succession
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,8 @@ class Runner:
         self._layout = layout
         self._incarnation = incarnation
         self._link: Link | None = None
+        self._epoch = -1
+        """Of the last controller."""
 
     async def run(self) -> None:
         """Serve until told to stop. Raises GyreError when the node lacks something or the controller is gone."""
@@ -69,44 +75,50 @@ class Runner:
 
     async def _prepared(self, launcher: Launcher) -> Services:
         """Services and link. What this node lacks is said over the link as well, as the reason of the Goodbye."""
-        start_s = self._config.cluster.start_timeout_s
+        wait_s = first_wait(self._config.cluster)
         try:
             services = await prepare(self._config, self._layout, launcher)
         except GyreError:
-            await self._connect(start_s)
+            await self._connect(wait_s)
             raise
-        await self._connect(start_s)
+        await self._connect(wait_s)
         return services
 
     async def _serve(self, attempts: Attempts) -> None:
+        grace_s = orphan_grace(self._config.cluster)
         try:
-            while not isinstance(message := await self._receive(), Shutdown):
-                if message is None:
-                    log.warning(
-                        "the controller is gone; programs go on for %g s", self._config.cluster.orphan_grace_s
-                    )
-                    await self._connect(self._config.cluster.orphan_grace_s)
-                    attempts.repeat_reports()
-                else:
-                    _obey(attempts, message)
+            while True:
+                assert self._link is not None
+                self._greet(attempts, self._link)
+                async with until_succession(self._link, self._layout):
+                    while (message := await self._link.receive()) is not None:
+                        if isinstance(message, Shutdown):
+                            return
+                        _obey(attempts, message)
+                log.warning("the controller is gone; programs go on for %g s", grace_s)
+                attempts.orphaned()
+                self._incarnation += 1
+                await self._connect(grace_s)
+                attempts.adopted()
         finally:
             await attempts.close()
 
+    def _greet(self, attempts: Attempts, link: Link) -> None:
+        """Say what is held, if this is another controller than before; then what was reported, for it may have been lost."""
+        if link.epoch != self._epoch:
+            link.send(Holding(attempts.held()))
+            self._epoch = link.epoch
+        attempts.repeat_reports()
+
     async def _connect(self, timeout_s: float) -> None:
         hello = Hello(PeerKind.RUNNER, 0, os.getpid(), socket.gethostname(), "")
-        epoch = -1 if self._link is None else self._link.epoch
         self._link = await Link.connect(
             self._layout,
             hello,
             self._incarnation,
             heartbeat_s=self._config.transport.heartbeat_s,
             timeout_s=timeout_s,
-            after_epoch=epoch,
         )
-
-    async def _receive(self) -> Message | None:
-        assert self._link is not None
-        return await self._link.receive()
 
     def _send(self, message: Message) -> None:
         assert self._link is not None
@@ -157,6 +169,7 @@ def check(config: RunConfig, layout: RunLayout) -> None:
 async def serve(run: Path, incarnation: int) -> None:
     """The life of the process; SIGTERM and SIGINT end it as Shutdown does."""
     config = load_run_config(run)
+    record_service(RunLayout(run.resolve()), PeerKind.RUNNER, incarnation)
     work = asyncio.create_task(Runner(config, RunLayout(run.resolve()), incarnation).run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)

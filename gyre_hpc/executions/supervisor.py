@@ -1,7 +1,8 @@
 """One execution under its time limits: prepared, started, ended, and the reason why it ended.
 
 Two clocks, both monotonic. The overall clock runs from the order to start. The harness clock runs from the program's
-start and stands still while the gateway holds a call (told by `held`), up to `max_stall_credit_s`.
+start and stands still while the gateway holds a call (told by `held`), or nobody could tell (`orphaned`), up to
+`max_stall_credit_s`.
 Invariant: when `run` returns or raises, no process of the execution is left.
 
     exit 0 -> completed          other exit -> failed             harness limit -> harness_timeout
@@ -22,6 +23,8 @@ from gyre_hpc.executions.launcher import Launcher, LaunchFailed, Process
 from gyre_hpc.records import ClosingReason
 
 LOG_TAIL_BYTES = 2000
+LEAST_WAIT_S = 0.05
+"""Between two looks at the clocks: one that stands still at its limit must not be asked without a pause."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,25 @@ class Supervision:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held_s = 0.0
+        self._orphaned_at: float | None = None
         self._ordered = time.monotonic()
         self._cancelled: asyncio.Future[ClosingReason] = asyncio.get_running_loop().create_future()
 
     def held(self, seconds: float) -> None:
         """The gateway has held calls of this execution for so long in all. Never shrinks."""
         self._held_s = max(self._held_s, seconds)
+
+    def orphaned(self) -> None:
+        """From here on the gateway's word does not come through: the time counts as held."""
+        self._orphaned_at = self._orphaned_at or time.monotonic()
+
+    def adopted(self) -> None:
+        """The gateway's word comes through again. What it held meanwhile is in its own figure, and not added to this."""
+        self._held_s, self._orphaned_at = self._held_so_far_s(), None
+
+    def _held_so_far_s(self) -> float:
+        orphaned_s = 0.0 if self._orphaned_at is None else time.monotonic() - self._orphaned_at
+        return self._held_s + orphaned_s
 
     def cancel(self, reason: ClosingReason) -> None:
         """End the execution now. The first reason stands."""
@@ -96,11 +112,13 @@ class Supervision:
         limit: ClosingReason | None = None
         try:
             while limit is None and not exited.done() and not self._cancelled.done():
-                left, reason = self._next_limit(begun)
+                left, _ = self._next_limit(begun)
+                patience = max(left, LEAST_WAIT_S)
                 await asyncio.wait(
-                    (exited, self._cancelled), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    (exited, self._cancelled), timeout=patience, return_when=asyncio.FIRST_COMPLETED
                 )
-                limit = reason if self._next_limit(begun)[0] <= 0 else None
+                left, reason = self._next_limit(begun)
+                limit = reason if left <= 0 else None
         finally:
             if not exited.done():
                 exited.cancel()
@@ -117,7 +135,7 @@ class Supervision:
 
     def _next_limit(self, begun: float) -> tuple[float, ClosingReason]:
         """Seconds until the nearer limit, and which it is. What the gateway has held so far moves the harness's."""
-        credit = min(self._held_s, self._limits.max_stall_credit_s)
+        credit = min(self._held_so_far_s(), self._limits.max_stall_credit_s)
         harness_left = begun + self._limits.harness_s + credit - time.monotonic()
         overall_left = self.overall_left_s()
         if overall_left <= harness_left:

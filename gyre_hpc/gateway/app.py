@@ -36,7 +36,7 @@ from gyre_hpc.gateway.lineage import Lineage, Prompt
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.sampling import Sampler
-from gyre_hpc.records import Delivery, FinishReason, LeafRole
+from gyre_hpc.records import Delivery, ExecutionId, FinishReason, LeafRole
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,14 @@ class GatewayApp:
         self.sealed[execution, attempt] = Sealed(known.account)
         known.sealed.set()
         return known.account, False
+
+    def held(self) -> tuple[tuple[ExecutionId, int], ...]:
+        """Attempts that are open, and those sealed of late: (execution, attempt)."""
+        return tuple((ExecutionId(id), attempt) for id, attempt in (*self.executions, *self.sealed))
+
+    def keep_sealed(self) -> None:
+        """Somebody asks from here on for what was sealed before."""
+        self.sealed = {key: Sealed(item.account) for key, item in self.sealed.items()}
 
     def forget_sealed(self, kept_s: float) -> None:
         """Drop what was sealed more than `kept_s` ago: nobody asks for it any more."""

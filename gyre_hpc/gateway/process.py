@@ -23,8 +23,10 @@ import uvloop
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, MissingInput, StorageFull
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.services import record_service
 from gyre_hpc.launch.signals import die_with_parent
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.messages import PeerKind
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
             die_with_parent(options.parent)  # nobody restarts or ends a worker without its parent
             work(options.run, options.launch, options.incarnation, options.socket)
             return 0
+        record_service(RunLayout(options.run.resolve()), PeerKind.GATEWAY, options.incarnation)
         cluster = load_run_config(options.run).cluster
         settle_host(cluster, RunLayout(options.run))
         return Supervisor(options.run, options.incarnation, listen(cluster.host)).run()

@@ -143,6 +143,12 @@ class Router:
         self.table.block(id)
         return self._empty(id, frozenset(self._leases.get(id, ())), drain_s, gone)
 
+    def forget_routes(self) -> None:
+        """Another controller routes cells of its own: no call stays on, or goes to, those of the one before."""
+        for id in self.table.cells:
+            self.table.block(id)
+            self._tell(self._leases.get(id, ()), gone=True)
+
     async def _empty(self, id: CellId, leases: frozenset[Lease], drain_s: float, gone: bool) -> int:
         if drain_s > 0 and not gone:
             await self._released(id, leases, drain_s)

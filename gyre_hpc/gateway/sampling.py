@@ -15,7 +15,7 @@ from functools import partial
 from typing import cast
 
 from gyre_hpc.config import GatewayConfig
-from gyre_hpc.engines.client import EngineRefused, EngineUnreachable
+from gyre_hpc.engines.client import EngineAbsent, EngineRefused, EngineUnreachable
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.gateway.call_log import CallLog
@@ -30,7 +30,9 @@ from gyre_hpc.records import FinishReason, Version
 log = logging.getLogger(__name__)
 
 BARREN_MOVES = 5
-"""Engines in a row that failed a call without a token before it counts as lost: it may be what kills them."""
+"""Engines in a row that failed a call without a token before it counts as lost: it may be what kills them.
+
+Engines that were gone before they were asked do not count: with a controller all of them end at once."""
 ABORT_S = 5.0
 """Seconds an engine gets to end a cut stream at a token boundary; what was received counts either way."""
 BAD_REQUEST = 400
@@ -79,9 +81,10 @@ class Sampler:
         call.go_on()
 
     async def _serve(self, execution: Execution, call: Call, lease: Lease) -> bool:
-        """Sample on one cell until complete, told to leave, or failed. Returns whether the engine failed."""
+        """Sample on one cell until complete, told to leave, or failed. Returns whether an engine failed that was there."""
         if not call.prefilled:
             call.go_on()
+        absent = False
         try:
             finish = await self._consume(execution, call, lease)
             cause = f"a call ended with {finish!r} that nobody cut"
@@ -91,12 +94,13 @@ class Sampler:
             cause = error.message
         except (EngineUnreachable, ProtocolViolation) as error:
             cause = f"{type(error).__name__}: {error.message}"
+            absent = isinstance(error, EngineAbsent)
         except TimeoutError:
             cause = f"TimeoutError: no token within {self._settings.engine_silence_s:g} s"
         if call.ending is not None or lease.leave.done():
             return False
         self._router.failed(lease, cause)
-        return True
+        return not absent
 
     async def _consume(self, execution: Execution, call: Call, lease: Lease) -> str | None:
         """Take chunks until the engine ends the stream or the call is complete; the engine's finish.

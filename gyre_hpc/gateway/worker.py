@@ -1,8 +1,9 @@
 """The gateway worker: HTTP on an inherited socket, obeying the controller over a link.
 
 It outlives its controller: while the link is down calls are served, answers to the controller wait, and the worker looks
-for a controller for `cluster.orphan_grace_s`, as a new incarnation; then it ends. After a restart its call log brings open
-executions back, and the controller sends keys and routes again.
+for a controller for `cluster.orphan_grace_s`, as a new incarnation; then it ends. To a controller of another epoch it says
+first which attempts it holds; orders of the earlier one are not answered, its routes are void. After a restart its call log
+brings open executions back, and the controller sends keys and routes again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from gyre_hpc.transport.messages import (
     Goodbye,
     HeldBack,
     Hello,
+    Holding,
     Message,
     OpenExecution,
     PeerKind,
@@ -49,6 +51,7 @@ from gyre_hpc.transport.messages import (
     Unrouted,
 )
 from gyre_hpc.transport.rendezvous import engine_token, read_secret
+from gyre_hpc.transport.succession import first_wait, orphan_grace, until_succession
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ HELD_STEP_S = 1.0
 """An attempt's held seconds are told when they have grown by so much."""
 SEALED_KEPT_S = 600.0
 """A controller asks again, right after a new link, for accounts that went down with the link before: a message waits for
-SEND_TIMEOUT_S and SILENT_HOST_S of `transport.peer` at most, and the next link comes within `cluster.orphan_grace_s`."""
+SEND_TIMEOUT_S and SILENT_HOST_S of `transport.peer` at most. To another controller all that is kept counts as sealed just then."""
 SHUTDOWN_S = 1.0
 """Seconds that open connections get at the end; their calls are already over."""
 
@@ -78,6 +81,8 @@ class Worker:
         self._engines: dict[str, EngineClient] = {}
         self._outbox: list[Message] = []
         self._link: Link | None = None
+        self._epoch = -1
+        """Of the last controller."""
         self._ending = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[tuple[int, int], float] = {}
@@ -129,33 +134,43 @@ class Worker:
 
     async def _obey(self) -> None:
         """Follow one controller after another."""
-        cluster = self._config.cluster
-        grace = cluster.start_timeout_s
+        wait_s, grace_s = first_wait(self._config.cluster), orphan_grace(self._config.cluster)
         while True:
             try:
-                self._link = await Link.connect(
+                link = await Link.connect(
                     self._layout,
                     self._hello(),
                     self._incarnation,
                     heartbeat_s=self._config.transport.heartbeat_s,
-                    timeout_s=grace,
+                    timeout_s=wait_s,
                 )
             except PeerLost as error:
                 log.error("no controller: the gateway ends. %s", error)
                 return
-            waiting, self._outbox = self._outbox, []
-            for message in waiting:
-                self._link.send(message)
-            while (received := await self._link.receive()) is not None:
-                if isinstance(received, Shutdown):
-                    log.info("shutdown: %s", received.reason)
-                    return
-                self._handle(received)
-            log.warning(
-                "the link to the controller is down; calls are served for %.0f s more", cluster.orphan_grace_s
-            )
-            self._link, grace = None, cluster.orphan_grace_s
+            self._greet(link)
+            async with until_succession(link, self._layout):
+                while (received := await link.receive()) is not None:
+                    if isinstance(received, Shutdown):
+                        log.info("shutdown: %s", received.reason)
+                        return
+                    self._handle(received)
+            log.warning("the link to the controller is down; calls are served for %g s more", grace_s)
+            self._link, wait_s = None, grace_s
             self._incarnation += 1
+
+    def _greet(self, link: Link) -> None:
+        """Say what is held, if this is another controller than before; then what waited for the same one."""
+        waiting, self._outbox = self._outbox, []
+        if link.epoch != self._epoch:
+            waiting = [Holding(self._app.held())]
+            self._epoch = link.epoch
+            self._routes.clear()
+            self._held.clear()
+            self._app.router.forget_routes()
+            self._app.keep_sealed()
+        self._link = link
+        for message in waiting:
+            link.send(message)
 
     def _hello(self) -> Hello:
         host, port = self._socket.getsockname()[:2]
@@ -191,10 +206,13 @@ class Worker:
 
     async def _unroute(self, message: Unroute, emptied: Coroutine[Any, Any, int]) -> None:
         log.info("cell %d leaves: %s", message.cell, message.cause)
-        self._send(Unrouted(message.cell, await emptied, message.serial))
+        epoch, cut = self._epoch, await emptied
+        if epoch == self._epoch:
+            self._send(Unrouted(message.cell, cut, message.serial))
 
     def _engine_fault(self, cell: CellId, cause: str) -> None:
-        self._send(EngineFault(cell, cause, self._routes[cell]))
+        if cell in self._routes:
+            self._send(EngineFault(cell, cause, self._routes[cell]))
 
     async def _report(self) -> None:
         while True:

@@ -1,7 +1,8 @@
 """Processes of a run as child process groups of the controller, on its own host.
 
-Each child leads its own session and is killed by the kernel when the controller dies. When it ends, the rest of its
-group is killed while the leader's pid is still held as a zombie, so no signal can reach a stranger.
+Each child leads its own session and is killed by the kernel when the controller dies, unless its spec says that it outlives
+that. When it ends, the rest of its group is killed while the leader's pid is still held as a zombie, so no signal can reach
+a stranger.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def spawn(spec: ProcessSpec) -> subprocess.Popen[bytes]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=follow_parent(),
+                preexec_fn=None if spec.outlives else follow_parent(),
             )
     except (FileNotFoundError, PermissionError) as error:
         raise MissingInput(

@@ -21,7 +21,11 @@ KEPT: Final = frozenset({"SLURM_CONF"})
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process (or, under Slurm, one step of `ranks` tasks on `nodes` nodes). `env` is added, `log` appended to."""
+    """One process (or, under Slurm, one step of `ranks` tasks on `nodes` nodes). `env` is added, `log` appended to.
+
+    `outlives`: it watches its own link and is not killed by the death of the process that started it (local; under Slurm a
+    step ends with the job).
+    """
 
     name: str
     argv: Sequence[str]
@@ -34,6 +38,7 @@ class ProcessSpec:
     gres: str = ""
     service: bool = False
     """Beside the controller and not a cell: on the controller's component, in what the cells leave over (slurm)."""
+    outlives: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv or min(self.nodes, self.ranks, self.cpus_per_rank) < 1 or self.ranks % self.nodes:

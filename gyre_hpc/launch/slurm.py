@@ -60,7 +60,7 @@ class SlurmLauncher:
         argv = srun_command(self._jobs[0], step_name, command, placement, self._cluster.srun_args)
         log.info("%s: %s", spec.name, " ".join(argv))
         try:
-            process = spawn(replace(spec, argv=argv))
+            process = spawn(replace(spec, argv=argv, outlives=False))
         except MissingInput:
             del self._running[step_name]
             raise

@@ -171,6 +171,13 @@ class Link:
         for body in bodies or ():
             self._inbox.put_nowait(body)
 
+    def abandon(self) -> None:
+        """End the link at once, for the sender as well: `receive` returns None, what is queued is lost."""
+        sock: socket.socket = self._writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        self._writer.transport.abort()
+
     async def close(self) -> None:
         """Send what is queued and end the link."""
         self._ended = True

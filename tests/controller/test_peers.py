@@ -12,7 +12,7 @@ import pytest
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.controller import peers as module
 from gyre_hpc.controller.peers import Connected, Exited, Peers, Said
-from gyre_hpc.transport.messages import Goodbye, Hello, PeerKind
+from gyre_hpc.transport.messages import Goodbye, Hello, Message, PeerKind, Shutdown
 
 RUNNER = (PeerKind.RUNNER, 0)
 
@@ -25,7 +25,8 @@ class FakeLink:
     def __init__(self, incarnation: int, *messages: Goodbye, ends: bool) -> None:
         self.incarnation, self.hello = incarnation, Hello(*RUNNER, 1, "here", "")
         self.unread: list[Goodbye | None] = [*messages, *([None] if ends else [])]
-        self.abandoned = False
+        self.told: list[Message] = []
+        self.closed = False
 
     async def receive(self) -> Goodbye | None:
         await asyncio.sleep(0)  # a turn of the loop for each message, as the network gives it
@@ -33,10 +34,11 @@ class FakeLink:
             await asyncio.Event().wait()
         return self.unread.pop(0)
 
-    def send(self, message: object) -> None: ...
+    def send(self, message: Message) -> None:
+        self.told.append(message)
 
-    def abandon(self) -> None:
-        self.abandoned = True
+    async def close(self) -> None:
+        self.closed = True
 
 
 class Bench:
@@ -65,9 +67,7 @@ class Bench:
 
     async def connect(self, *messages: Goodbye, ends: bool) -> FakeLink:
         peer = self.peers.peers[RUNNER]
-        link = FakeLink(
-            self.peers._launch_number(peer) * module.INCARNATIONS_PER_LAUNCH, *messages, ends=ends
-        )
+        link = FakeLink(peer.number * module.INCARNATIONS_PER_LAUNCH, *messages, ends=ends)
         self.links.put_nowait(link)
         return link
 
@@ -107,11 +107,12 @@ async def test_a_process_that_never_connected_is_reported_at_once(bench: Bench) 
     assert await bench.next() == Exited(RUNNER, 1, 1)
 
 
-async def test_a_link_that_arrives_after_the_end_is_refused(bench: Bench) -> None:
+async def test_who_connects_after_the_end_is_told_to_end(bench: Bench) -> None:
     bench.ended.set_result(1)
     assert await bench.next() == Exited(RUNNER, 1, 1)
     link = await bench.connect(ends=True)
     async with asyncio.timeout(30):
-        while not link.abandoned:
+        while not link.closed:
             await asyncio.sleep(0)
+    assert [type(message) for message in link.told] == [Shutdown]
     assert bench.peers.inbox.empty()

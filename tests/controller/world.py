@@ -151,6 +151,7 @@ class FakePeers:
 
     def __init__(self, watch: Callable[[PeerId, msg.Message], None]) -> None:
         self.inbox: asyncio.Queue[Inbound] = asyncio.Queue()
+        self.survivors: set[PeerKind] = set()
         self.cells, self.services, self._watch = Cells(), Services(), watch
 
     def start_accepting(self) -> None: ...
@@ -182,7 +183,11 @@ class FakePeers:
 
 
 def make_controller(
-    run: Path, config: RunConfig, epoch: int, watch: Callable[[Controller, msg.Message], None]
+    run: Path,
+    config: RunConfig,
+    epoch: int,
+    watch: Callable[[Controller, msg.Message], None],
+    make_peers: Callable[[Callable[[PeerId, msg.Message], None]], FakePeers] | None = None,
 ) -> Controller:
     """The controller of one epoch in the folder `run`, resumed from what lies there."""
     layout = RunLayout(run)
@@ -198,7 +203,7 @@ def make_controller(
         progress=Progress(config.schedule.steps, Console(file=StringIO())),
     )
     controller: Controller
-    peers = FakePeers(lambda peer, message: watch(controller, message))
+    peers = (make_peers or FakePeers)(lambda peer, message: watch(controller, message))
     controller = Controller(context, cast(Any, peers), history)
     return controller
 

@@ -20,6 +20,8 @@ from typing import TypeVar
 import psutil
 
 from gyre_hpc.controller.journal import AnyEntry, Happened, Outcome, StepTaken, read_journal
+from gyre_hpc.controller.peers import OUTLIVE
+from gyre_hpc.launch.services import read_service
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report import metrics as m
 
@@ -132,9 +134,10 @@ class Run:
 
     def end(self) -> None:
         """Whatever happened: no process of this run stays."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             family = self.family()
-            self.kill()
+            if self.process.poll() is None:
+                self.kill()
             for process in family:
                 quietly(process.kill)
 
@@ -204,12 +207,18 @@ class Run:
     # ---- processes ------------------------------------------------------------------------------------------------
 
     def family(self) -> list[psutil.Process]:
-        """All living descendants of the controller."""
+        """All living descendants of the controller, and the services that outlived an earlier one with theirs."""
         assert self.process is not None
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
+        own = descendants(psutil.Process(self.process.pid)) if psutil.pid_exists(self.process.pid) else []
+        for survivor in self.survivors():
+            own += [process for process in (survivor, *descendants(survivor)) if process not in own]
+        return own
+
+    def survivors(self) -> list[psutil.Process]:
+        """Gateway and runner that live, whoever started them."""
+        found = sorted(self.root.glob("*/config.yaml"))
+        records = [read_service(RunLayout(path.parent), kind) for path in found for kind in OUTLIVE]
+        return [psutil.Process(item.process.pid) for item in records if item and not item.process.gone()]
 
     def processes(self, *words: str) -> list[psutil.Process]:
         """Living descendants with all these words on their command line, oldest first."""
@@ -260,6 +269,10 @@ def refused(verb: str, *arguments: str) -> tuple[int, str]:
 
 def command_line(process: psutil.Process) -> list[str]:
     return quietly(process.cmdline) or []
+
+
+def descendants(process: psutil.Process) -> list[psutil.Process]:
+    return quietly(lambda: process.children(recursive=True)) or []
 
 
 def children(process: psutil.Process, word: str) -> list[psutil.Process]:

@@ -30,7 +30,7 @@ def test_after_kill_9_of_the_controller_no_finished_execution_is_lost_or_doubled
     start: Start, tmp_path: Path
 ) -> None:
     plan = Plan(tmp_path / "plan", hold=[LAST])
-    run = start(*plan.overrides)
+    run = start(*plan.overrides, "cluster.orphan_grace_s=3")
     until_one_is_missing(run)
     family, before = run.family(), run.outcomes()
     run.kill()
@@ -74,7 +74,7 @@ def test_signals_end_a_run_with_a_checkpoint_and_it_resumes(start: Start, tmp_pa
 
 @pytest.mark.full
 def test_a_controller_killed_right_after_a_step_takes_no_version_twice(start: Start, tmp_path: Path) -> None:
-    run = start(*Plan(tmp_path / "plan").overrides)
+    run = start(*Plan(tmp_path / "plan").overrides, "cluster.orphan_grace_s=3")
     for step in (1, 2):
         run.until_entry(StepTaken, lambda entry, step=step: entry.version >= step)
         family = run.family()

@@ -26,6 +26,7 @@ from gyre_hpc.transport.messages import (
     ForgetExecution,
     Goodbye,
     HeldBack,
+    Holding,
     Message,
     Shutdown,
     StartExecution,
@@ -53,6 +54,8 @@ class Controller:
         self.config.trust_tasks = True
         self.server: LinkServer | None = None
         self.link: PeerLink | None = None
+        self.holding: tuple[tuple[ExecutionId, int], ...] | None = None
+        """What the runner said it holds when it last met a controller."""
 
     async def listen(self, epoch: int = 1) -> None:
         self.server = LinkServer(write_secret(self.layout), epoch, "127.0.0.1")
@@ -89,6 +92,9 @@ class Controller:
         while True:
             message = await asyncio.wait_for(self.link.receive(), PATIENCE_S)
             assert message is not None, f"the link ended after {self.said}"
+            if isinstance(message, Holding):
+                self.holding = message.attempts
+                continue
             self.said.append(message)
             if holds(message):
                 return message
@@ -282,6 +288,36 @@ async def test_a_controller_that_returns_hears_what_it_missed(controller: Contro
     await controller.accept()
     assert (await controller.assessed()).assessment.score == 0.5
     assert ExecutionClosed in {type(message) for message in controller.said}
+    assert controller.holding == ((ExecutionId(0), 0),)
+
+
+async def test_harness_clocks_stand_still_without_a_controller(
+    controller: Controller, tmp_path: Path
+) -> None:
+    controller.config.harness.timeout_s = 3.0
+    await controller.runner(f"sleep 5; {ANSWER}; touch {tmp_path}/answered")
+    controller.start(0)
+    await controller.until(lambda m: isinstance(m, ExecutionStarted))
+    assert controller.server is not None
+    await controller.server.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (tmp_path / "answered").exists():
+            await asyncio.sleep(0.05)
+    await controller.listen(epoch=2)
+    await controller.accept()
+    assert (await controller.closed()).reason is ClosingReason.COMPLETED
+
+
+async def test_a_runner_leaves_a_controller_whose_place_another_one_has_taken(controller: Controller) -> None:
+    await controller.runner(ANSWER)
+    controller.start(0)
+    await controller.assessed()
+    first = controller.server
+    assert first is not None
+    await controller.listen(epoch=2)
+    await controller.accept()
+    assert (await controller.assessed()).execution == 0 and controller.holding == ((ExecutionId(0), 0),)
+    await first.close()
 
 
 async def test_what_is_recorded_is_forgotten_and_not_told_again(controller: Controller) -> None:

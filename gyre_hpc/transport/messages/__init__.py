@@ -9,6 +9,7 @@ a `Serial` of their own, so that a late answer is never taken for that of a late
 
 from __future__ import annotations
 
+from gyre_hpc.transport.messages.adoption import Holding
 from gyre_hpc.transport.messages.base import Goodbye, Heartbeat, Hello, Message, PeerKind, Serial, Shutdown
 from gyre_hpc.transport.messages.cell import (
     BatchCommitted,
@@ -109,6 +110,7 @@ __all__ = [
     "Heartbeat",
     "HeldBack",
     "Hello",
+    "Holding",
     "LeaveCells",
     "Manifest",
     "Message",
@@ -145,6 +147,7 @@ FromPeer = (
     Hello
     | Heartbeat
     | Goodbye
+    | Holding
     | Unrouted
     | EngineFault
     | ExecutionSealed
