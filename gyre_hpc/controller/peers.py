@@ -4,7 +4,8 @@ Each peer (kind, index) is one process at a time. Launch n of epoch e gives it t
 a peer that restarts its own worker (the gateway) adds to it, a relaunch by us adds 1000, a resumed run starts higher still,
 so a late message of a dead process is always older and no two processes of a run share an incarnation. Gateway and runner may
 be survivors of an earlier epoch (`expect`): they keep the number of their launch. Of each kind one number is welcome at a
-time; who comes with another one is told to end. A peer is SUSPECT after `suspect_after_s` without a heartbeat and LOST after `lost_after_s` more, or at once when its process has exited.
+time; who comes with another one is told to end. A peer is SUSPECT after `suspect_after_s` without a heartbeat and LOST
+after `lost_after_s` more, or at once when its process has exited.
 Everything a peer does reaches the controller as one `Inbound` on one queue, so its core is a plain loop without locks.
 """
 
