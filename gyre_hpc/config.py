@@ -18,6 +18,7 @@ from gyre_hpc.config_job import JobConfig
 from gyre_hpc.config_keys import omegaconf_error
 from gyre_hpc.config_service import ServiceConfig
 from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.layout import RunLayout
 
 
 @dataclass
@@ -370,8 +371,8 @@ def to_run_config(config: DictConfig) -> RunConfig:
 
 
 def load_run_config(run_dir: Path) -> RunConfig:
-    """The resolved configuration frozen in a run folder."""
-    path = run_dir / "config.yaml"
+    """The resolved configuration frozen in a run folder; `transport.kind=auto` as the controller has resolved it."""
+    path, chosen = run_dir / "config.yaml", RunLayout(run_dir).transport
     if not path.is_file():
         raise MissingInput(f"{path}: no such file", fix="name a folder made by gyre train")
     try:
@@ -381,7 +382,11 @@ def load_run_config(run_dir: Path) -> RunConfig:
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: not a mapping", fix="restore that file: it was frozen at the start")
     try:
-        return to_run_config(loaded)
+        run = to_run_config(loaded)
+        if run.transport.kind == "auto" and chosen.is_file():
+            run.transport.kind = chosen.read_text().strip()
+            validate(run)
+        return run
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", fix=error.fix) from error
 

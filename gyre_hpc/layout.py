@@ -29,6 +29,11 @@ class RunLayout:
         return self.root / "controller.json"
 
     @property
+    def transport(self) -> Path:
+        """The transport that `transport.kind=auto` was resolved to, one word."""
+        return self.root / "transport"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal"
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,10 @@ NEEDS = {
     "npm": (lambda: shutil.which("npm") is not None, "apt-get install npm"),
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "nixl": (lambda: any(importlib.util.find_spec(wheel) for wheel in ("nixl_cu12", "nixl_cu13")), NIXL),
+    "rdma": (
+        lambda: Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
+        "run on a node with an RDMA device (InfiniBand or RoCE); two nodes: sbatch -N2 slurm/accept.sbatch",
+    ),
     "gpu": (_gpu, "run on a node with a CUDA device"),
 }
 

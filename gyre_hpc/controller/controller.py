@@ -226,7 +226,7 @@ class Controller:
         return holdings
 
     def _begin(self, holdings: Holdings = resume.NOTHING) -> None:
-        self.observer.opened()
+        self.observer.opened(self.config.transport.kind)
         if self.history.fresh:
             if self.config.tasks.heldout:
                 self.steps.evaluate(Version(0))

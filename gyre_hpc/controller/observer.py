@@ -50,9 +50,9 @@ class Observer:
             self._water = line
             self.writer.write(m.Water(self.now(), *line))
 
-    def opened(self) -> None:
-        """A controller has taken over the run."""
-        self.writer.write(m.Opened(self.now()))
+    def opened(self, transport: str) -> None:
+        """A controller has taken over the run; its regions travel by `transport`."""
+        self.writer.write(m.Opened(self.now(), transport))
 
     def restored(self, version: Version) -> None:
         """The core goes on from this version."""

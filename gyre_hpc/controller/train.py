@@ -26,11 +26,14 @@ from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.choice import make_launcher
+from gyre_hpc.launch.transport_choice import check_transport, choose_transport
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from
 from gyre_hpc.transport.links import LinkServer, write_rendezvous, write_secret
 from gyre_hpc.transport.regions import remove_leftovers, run_key
+
+log = logging.getLogger(__name__)
 
 
 def new_run(config: RunConfig) -> RunLayout:
@@ -97,6 +100,7 @@ def _check_node(config: RunConfig, layout: RunLayout, *, fresh: bool) -> None:
     """What the runner would miss is said before anything starts, and leaves no folder behind."""
     try:
         runner.check(config, layout)
+        check_transport(config)
     except GyreError:
         if fresh:
             shutil.rmtree(layout.root, ignore_errors=True)
@@ -128,6 +132,9 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
     write_rendezvous(layout, host, port, epoch)
     progress = Progress(config.schedule.steps)
     progress.note(f"run folder: {layout.root}")
+    transport = choose_transport(config, layout)
+    log.info("%s", transport)
+    progress.note(transport)
     context = RunContext(
         config=config,
         layout=layout,

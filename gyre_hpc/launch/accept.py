@@ -1,7 +1,8 @@
 """The acceptance job (slurm/accept.sbatch): what only several nodes of an allocation can tell, into `site.json`.
 
 `accept` is the batch step. It starts one task per node (`gyre doctor --inside`), which meet in a shared folder
-(`accept_node`), and a step of two MPI tasks; both with deadlines. A task that says nothing is a fault of its node.
+(`accept_node`), then a step of two tasks that pull regions (`accept_regions`) and one of two MPI tasks; all with
+deadlines. A task that says nothing is a fault of its node.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.launch.accept_node import Met, Report, read_reports
+from gyre_hpc.launch.accept_regions import Measured, choose, judge_regions, read_measured
 from gyre_hpc.launch.allocation import read_allocation
 from gyre_hpc.launch.doctor_ask import Answer, ask
 from gyre_hpc.launch.doctor_machine import mpi_library
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 NODES_S: Final = 180.0
 """The probes of a node (60 s), then its meeting with the others."""
 WORLD_S: Final = 60.0
+REGIONS_S: Final = 240.0
+"""Two nodes meet (60 s), then six pulls by each way, 20 s at most each, where the first late one ends the way."""
 SHOWN: Final = 4
 """Pairs in trouble that are named in one finding."""
 _FOLDER: Final = "see the job's log; name a folder that all nodes see: sbatch -N2 slurm/accept.sbatch FOLDER"
@@ -52,11 +56,28 @@ def accept(folder: Path, env: Mapping[str, str] = os.environ) -> Site:
         if not step.good:
             log.error("%s", step.err)
         found = judge_nodes(names, read_reports(meeting), step)
+        measured, regions = _regions(allocation.jobs[0], names, meeting)
     finally:
         shutil.rmtree(meeting, ignore_errors=True)
-    site = site_of([*found, *_mpi(allocation.jobs[0], min(2, len(names)))])
+    found += [*regions, *_mpi(allocation.jobs[0], min(2, len(names)))]
+    site = site_of(found, choose(measured, found))
     write_site(site, folder)
     return site
+
+
+def _regions(job: str, names: Sequence[str], meeting: Path) -> tuple[Measured | None, list[Finding]]:
+    """Pulls between the first two nodes, one task on each."""
+    if len(names) < 2:
+        return None, []
+    secret = meeting / "region-secret"
+    secret.touch(0o600)
+    secret.write_bytes(os.urandom(32))
+    task = [sys.executable, "-m", "gyre_hpc.launch.accept_regions", str(meeting), *names[:2]]
+    step = ask(*srun(job, 2, "none"), f"--nodelist={names[0]},{names[1]}", *task, deadline_s=REGIONS_S)
+    if not step.good or step.err:
+        log.warning("%s", step.err)
+    measured = read_measured(meeting)
+    return measured, judge_regions(measured, step, names)
 
 
 def _made(meeting: Path) -> Path:

@@ -68,10 +68,10 @@ def fault(name: str, found: str, fix: str) -> Finding:
     return Finding(name, State.FAULT, found, fix)
 
 
-def site_of(findings: Iterable[Finding]) -> Site:
-    """These findings as made here and now."""
+def site_of(findings: Iterable[Finding], transport: str = "sockets") -> Site:
+    """These findings as made here and now, and the transport they speak for."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Site(list(findings), socket.gethostname(), moment, version("gyre_hpc"))
+    return Site(list(findings), socket.gethostname(), moment, version("gyre_hpc"), transport)
 
 
 def write_whole(path: Path, content: bytes) -> None:

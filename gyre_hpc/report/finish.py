@@ -34,6 +34,7 @@ def table(summary: Summary) -> Table:
         ("tokens trained", f"{summary.tokens_trained}, recomputed {summary.tokens_recomputed}"),
         ("mean staleness", _number(summary.staleness_mean, 2)),
         ("idle share by role", _idle(summary)),
+        ("transport", summary.transport or "-"),
         ("wall time", f"{summary.wall_s:.0f} s"),
     )
     result = Table(show_header=False)

@@ -28,7 +28,12 @@ class Metric(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class Opened(Metric, tag="opened", frozen=True):
-    """A controller took over the run (its start, or a resume): cells of an earlier one are gone."""
+    """A controller took over the run (its start, or a resume): cells of an earlier one are gone.
+
+    `transport`: how regions travel between hosts, `auto` resolved.
+    """
+
+    transport: str = ""
 
 
 class RoleChange(Metric, tag="role", frozen=True):

@@ -17,6 +17,7 @@ class Summary(msgspec.Struct, frozen=True):
     answer and no continuation was accepted. `idle_share`: idle seconds over all seconds, of the roles rollout and
     training and of the whole device time (`all`, with switching, starting and lost cells), by cause (`total` = all
     causes). Steps are those that were not undone. `switch_seconds`: mean seconds of a switch. Absent is None, never 0.
+    `transport`: how regions travelled between hosts.
     """
 
     score_before: float | None
@@ -41,6 +42,7 @@ class Summary(msgspec.Struct, frozen=True):
     tokens_sampled: int = 0
     training_score: tuple[float | None, ...] = ()
     switch_seconds: dict[str, float] = {}
+    transport: str = ""
 
 
 WORKING = ("rollout", "training")
@@ -98,6 +100,7 @@ def summarise(path: Path) -> Summary:
         faults=sum(isinstance(line, m.Fault) for line in lines),
         training_score=tuple(line.score for line in steps),
         switch_seconds=_mean_seconds(switches),
+        transport=next((line.transport for line in reversed(lines) if isinstance(line, m.Opened)), ""),
     )
 
 

@@ -101,8 +101,8 @@ def switched(role: Role, **phases: float) -> CellSwitched:
 
 
 def test_a_controller_says_that_it_has_taken_over(watch: Watch) -> None:
-    watch.observer.opened()
-    assert watch.lines(m.Metric) == [m.Opened(0.0)]
+    watch.observer.opened("nixl")
+    assert watch.lines(m.Metric) == [m.Opened(0.0, "nixl")]
 
 
 def test_the_ledger_is_written_when_it_changes(watch: Watch) -> None:

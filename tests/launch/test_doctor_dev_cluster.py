@@ -51,9 +51,19 @@ def test_a_site_is_accepted_and_the_doctor_shows_it(cluster: None, tmp_path: Pat
     local = {each.name for each in site.findings if each.node in ("every node", "cell0", "cell1")}
     assert local == LOCAL
     between = {each.name: each for each in site.findings if not each.node}
-    assert between.keys() == {"shared folder", "network", "clocks", "mpi world"}
+    assert between.keys() == {
+        "shared folder",
+        "network",
+        "clocks",
+        "region tcp",
+        "region nixl",
+        "mpi world",
+    }
     assert {each.state for each in between.values()} <= {State.OK}, between
     assert "2 ways" in between["network"].found
+    assert "GB/s" in between["region tcp"].found
+    assert "no RDMA device" in between["region nixl"].found and "GB/s" in between["region nixl"].found
+    assert site.transport == "sockets"
     assert {file.name for file in tmp_path.iterdir()} == {"job.log", "site.json"}
     findings = doctors(tmp_path)
     assert findings["slurm"].found.endswith("cluster gyre") and findings["slurm"].state is State.OK
