@@ -56,6 +56,18 @@ class Interrupted(GyreError):
         self.exit_code = 128 + signal
 
 
+class NoRoom(GyreError):
+    """No node of the job has room for a process (names it, and what it needs)."""
+
+    exit_code = 2
+
+
+class NodeUnfit(GyreError):
+    """The site's health probe failed on a node (names the node, with the probe's words)."""
+
+    exit_code = 8
+
+
 class PeerLost(GyreError):
     """A peer process stopped answering (names peer, node and time)."""
 

@@ -232,16 +232,18 @@ up() {
     say "$nodes nodes are up; next: eval \"\$(bash $0 env)\""
 }
 
-steps_of() { # pids on node $1: the daemons of its steps (known by their log) and their tasks (known by environment)
-    local process pid
+steps_of() { # pids on node $1: the daemons of its steps (known by their log), then their tasks (known by environment)
+    local process pid tasks=()
     for process in /proc/[0-9]*; do
         pid=${process#/proc/}
-        if [[ $(readlink "$process/exe" 2>/dev/null) == */slurmstepd ]]; then
-            find "$process/fd" -lname "$root/log/slurmd.$1.log" 2>/dev/null | grep -q . && echo "$pid"
+        if [[ $(readlink "$process/exe" 2>/dev/null) == */slurmstepd* ]]; then # Debian: slurmstepd-wlm
+            [[ -n $(find "$process/fd" -lname "$root/log/slurmd.$1.log" -print -quit 2>/dev/null) ]] && echo "$pid"
         elif grep -qzxF "SLURMD_NODENAME=$1" "$process/environ" 2>/dev/null; then
-            grep -qzxF "SLURM_CONF=$SLURM_CONF" "$process/environ" 2>/dev/null && echo "$pid"
+            grep -qzxF "SLURM_CONF=$SLURM_CONF" "$process/environ" 2>/dev/null && tasks+=("$pid")
         fi
     done || true
+    # A daemon that sees its task die first tells slurmctld of it, which no lost node does.
+    printf '%s\n' "${tasks[@]}"
 }
 
 kill_pids() { local pid; for pid in "$@"; do kill -9 "$pid" 2>/dev/null || true; done; }

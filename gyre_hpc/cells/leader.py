@@ -2,7 +2,8 @@
 
 It joins the controller's link to the cell's engine process, trainer thread and region server. Heartbeats come from the
 link's own thread. The process ends on Shutdown, on SIGTERM, when its link breaks (a successor of the controller starts
-cells of its own), or on an error, which it reports with Goodbye; its engine ends with it in every case.
+cells of its own), or on an error, which it reports with Goodbye; its engine ends with it in every case. After a broken link
+nothing of it is left but the watchdog of its job (`launch.watchdog`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -20,11 +20,14 @@ from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import EngineHost
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.health import check_node
+from gyre_hpc.launch.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.backends import region_server
+from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import FromController, Goodbye, Hello, PeerKind, Shutdown
 from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder
@@ -34,6 +37,14 @@ log = logging.getLogger("gyre_hpc.cells.leader")
 
 Queue = asyncio.Queue[FromController | EngineDied]
 ORPHANED = "the link to the controller is broken"
+
+
+class Orphaned(PeerLost):
+    """The link to the controller of `epoch` broke, and what this process owned is given up."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(ORPHANED)
+        self.epoch = epoch
 
 
 class Leader:
@@ -117,13 +128,14 @@ class Leader:
 async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> int:
     """One incarnation of a cell, from connecting to goodbye; returns its exit code (0 = ended as told)."""
     config = load_run_config(layout.root)
+    check_node(config.cluster.health_probe)
     if config.cluster.cell.ranks != 1:
         raise ConfigError(
             f"cluster.cell.ranks={config.cluster.cell.ranks}: a cell has one trainer rank",
             fix="set cluster.cell.ranks=1",
         )
     settle_host(config.cluster, layout)
-    hello = Hello(PeerKind.CELL, cell, os.getpid(), socket.gethostname(), "")
+    hello = Hello(PeerKind.CELL, cell, os.getpid(), node_name(), "")
     link = await Link.connect(
         layout,
         hello,
@@ -137,6 +149,8 @@ async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> int:
         log.critical("cell %d ends: %s", cell, reason)
     link.send(Goodbye(reason))
     await link.close()
+    if ORPHANED in reason:
+        raise Orphaned(link.epoch)
     return leader.exit_code
 
 
@@ -151,8 +165,13 @@ def main(argv: list[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("megatron").setLevel(logging.WARNING)
+    layout = RunLayout(args.run.absolute())
+    log.info("cell-%d %s", args.cell, whereabouts())
     try:
-        return asyncio.run(lead(RunLayout(args.run.absolute()), CellId(args.cell), args.incarnation))
+        return asyncio.run(lead(layout, CellId(args.cell), args.incarnation))
+    except Orphaned as orphaned:
+        outlive(layout, load_run_config(layout.root).cluster, orphaned.epoch)
+        return orphaned.exit_code
     except GyreError as error:
         log.critical("%s", error)
         return error.exit_code

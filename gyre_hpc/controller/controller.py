@@ -76,10 +76,10 @@ class Controller:
         self._interrupted = ""
         self._groups_ended = self._burst_ended = False
         self._ticked_at = time.monotonic()
-        self.supervision = Supervision(peers, self.config.cluster, context.layout.root)
         cluster = self.config.cluster
         self.survivors = Survivors(peers, cluster.suspect_after_s + cluster.lost_after_s)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
+        self.supervision = Supervision(peers, self.config.cluster, context.layout.root, self.observer.fault)
         self.driver = Driver(
             history.state, self.journal, lambda: self.steps.sync(), self._carry_out, self._settled
         )
@@ -215,7 +215,7 @@ class Controller:
         if self._stop_reason is None:
             for index in range(self.config.cluster.cells):
                 self.cells.add(CellId(index), self.config.engine.capacity, known=self.history.fresh)
-                await self.peers.launch(PeerKind.CELL, index)
+                await self.peers.launch_first(PeerKind.CELL, index)
 
     async def _survivors_heard(self) -> Holdings:
         """What outlived the controller before this one; what said nothing of itself is ended and replaced."""

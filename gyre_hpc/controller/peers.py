@@ -21,7 +21,10 @@ from pathlib import Path
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.config_service import StepConfig
-from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
+from gyre_hpc.controller.nodes import Nodes
+from gyre_hpc.errors import NoRoom
+from gyre_hpc.launch.bad_nodes import BadNodes
+from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec, SiteLauncher
 from gyre_hpc.launch.remote import RemoteLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink
@@ -60,6 +63,7 @@ class Peer:
     reader: asyncio.Task[None] | None = None
     launched_at: float = 0.0
     suspect: bool = False
+    lost: bool = False
     dead: bool = False
     log: Path = Path()
     outbox: list[Message] = field(default_factory=list)
@@ -73,6 +77,16 @@ class Peer:
     @property
     def name(self) -> str:
         return f"{self.kind}-{self.index}"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where its process runs, or ran; () on this host."""
+        return self.handle.nodes if self.handle is not None else ()
+
+    @property
+    def where(self) -> str:
+        """ " on NODE", for a line that names the peer."""
+        return f" on {','.join(self.nodes)}" if self.nodes else ""
 
 
 @dataclass(frozen=True)
@@ -116,14 +130,24 @@ class HostSaid:
     message: Message | None
 
 
-Inbound = Said | Connected | Exited | Suspected | HostSaid
+@dataclass(frozen=True)
+class Told:
+    """Something about `who` that is for a person only."""
+
+    who: str
+    what: str
+
+
+Inbound = Said | Connected | Exited | Suspected | HostSaid | Told
+NOT_STARTED = -1000
+"""In place of an exit code: no node had room for the process."""
 
 
 class Peers:
     """All peers of one controller."""
 
     def __init__(
-        self, run: Path, cluster: ClusterConfig, launcher: Launcher, server: LinkServer, epoch: int
+        self, run: Path, cluster: ClusterConfig, launcher: SiteLauncher, server: LinkServer, epoch: int
     ) -> None:
         self._layout = RunLayout(run)
         self._cluster = cluster
@@ -137,21 +161,43 @@ class Peers:
         """Kinds that were expected of an earlier epoch."""
         self.inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.nodes = Nodes(
+            launcher,
+            BadNodes(self._layout, cluster),
+            lambda who, what: self.inbox.put_nowait(Told(who, what)),
+        )
 
     def start_accepting(self) -> None:
         self._spawn(self._accept())
 
     async def launch(self, kind: PeerKind, index: int, launcher: Launcher | None = None) -> Peer:
-        """Start (or restart) the peer's process, a guest's with the `launcher` that its first launch names."""
+        """Start (or restart) the peer's process, a guest's with the `launcher` that its first launch names.
+
+        Raises NoRoom; the peer then is dead, as it was.
+        """
         peer = self.peers.setdefault((kind, index), Peer(kind, index, launcher=launcher))
         peer.launches += 1
         peer.number = self._epoch * LAUNCHES_PER_EPOCH + peer.launches
-        peer.link, peer.reader, peer.suspect, peer.dead, peer.met = None, None, False, False, False
+        peer.link, peer.reader, peer.suspect, peer.lost = None, None, False, False
+        peer.dead, peer.met = False, False
         peer.launched_at = time.monotonic()
         peer.outbox.clear()
-        peer.handle = await (peer.launcher or self._launcher).start(self._spec(peer))
+        try:
+            peer.handle = await (peer.launcher or self._launcher).start(self._spec(peer))
+        except NoRoom:
+            peer.launches, peer.dead = peer.launches - 1, True
+            raise
+        log.info("%s is started%s", peer.name, peer.where)
         self._spawn(self._watch(peer, peer.launches, peer.handle))
         return peer
+
+    async def launch_first(self, kind: PeerKind, index: int) -> None:
+        """`launch`, where a peer that no node has room for counts as one that has ended."""
+        try:
+            await self.launch(kind, index)
+        except NoRoom as error:
+            log.warning("%s", error)
+            self.inbox.put_nowait(Exited((kind, index), 0, NOT_STARTED))
 
     def expect(self, kind: PeerKind, incarnation: int, handle: ProcessHandle) -> None:
         """A process of an earlier epoch lives: its links are welcome, it is watched and ended like one of ours."""
@@ -190,6 +236,8 @@ class Peers:
                 mem=size.mem,
                 service=True,
                 outlives=peer.kind in OUTLIVE,
+                avoid=self.nodes.bad.names,
+                never=self.nodes.never,
             )
         cell = self._cluster.cell
         return ProcessSpec(
@@ -202,6 +250,8 @@ class Peers:
             cpus_per_rank=cell.cpus_per_rank,
             mem=cell.mem,
             gres=cell.gres,
+            avoid=self.nodes.bad.names,
+            never=self.nodes.never,
         )
 
     def send(self, kind: PeerKind, index: int, message: Message) -> None:
@@ -241,26 +291,41 @@ class Peers:
 
     def check_liveness(self) -> None:
         """Suspect the silent, kill the lost and the never-started; to be called about twice a second."""
-        for peer in self.peers.values():
-            if peer.handle is None or peer.handle.poll() is not None:
-                continue
+        alive = [
+            peer for peer in self.peers.values() if peer.handle is not None and peer.handle.poll() is None
+        ]
+        for peer in alive:
             if peer.link is None:
-                if time.monotonic() - peer.launched_at > self._cluster.start_timeout_s:
-                    log.error("%s did not say hello within %.0f s", peer.name, self._cluster.start_timeout_s)
-                    peer.handle.kill()
-                continue
-            self._judge(peer, peer.link.silent_s())
+                self._judge_start(peer)
+            else:
+                self._judge(peer, peer.link.silent_s())
+        amiss = len(alive) < len(self.peers) or any(peer.link is None or peer.suspect for peer in alive)
+        self.nodes.look(amiss, {node for peer in alive for node in peer.nodes if not peer.lost})
+
+    def _judge_start(self, peer: Peer) -> None:
+        """A process that has not said hello: srun waits for ever for a node that is gone."""
+        assert peer.handle is not None
+        usable, waited_s = self.nodes.usable, time.monotonic() - peer.launched_at
+        gone = set() if usable is None else set(peer.nodes) - usable
+        if peer.lost or (waited_s <= self._cluster.start_timeout_s and not gone):
+            return
+        peer.lost = True
+        why = f"{', '.join(sorted(gone))} is lost" if gone else f"no hello within {waited_s:.0f} s"
+        log.error("%s%s cannot start: %s", peer.name, peer.where, why)
+        peer.handle.kill()
 
     def _judge(self, peer: Peer, silent_s: float) -> None:
         late = silent_s > self._cluster.suspect_after_s
         if late != peer.suspect:
             peer.suspect = late
-            log.warning(
-                "%s is %s (silent for %.1f s)", peer.name, "SUSPECT" if late else "alive again", silent_s
-            )
+            (self.nodes.fell_silent if late else self.nodes.heard)(peer.nodes)
+            state = "SUSPECT" if late else "alive again"
+            log.warning("%s%s is %s (silent for %.1f s)", peer.name, peer.where, state, silent_s)
             self.inbox.put_nowait(Suspected(peer.id, recovered=not late))
-        if silent_s > self._cluster.suspect_after_s + self._cluster.lost_after_s and peer.handle is not None:
-            log.error("%s is LOST: silent for %.1f s; ending its process", peer.name, silent_s)
+        lost = silent_s > self._cluster.suspect_after_s + self._cluster.lost_after_s
+        if lost and not peer.lost and peer.handle is not None:
+            peer.lost = True
+            log.error("%s%s is LOST: silent for %.1f s; ending its process", peer.name, peer.where, silent_s)
             peer.handle.kill()
 
     async def shut_down(self, reason: str, grace_s: float) -> None:
@@ -274,6 +339,7 @@ class Peers:
         waits = [asyncio.create_task(self._end(peer, grace_s)) for peer in alive]
         if waits:
             await asyncio.wait(waits)
+        self.nodes.close()
         for task in self._tasks:
             task.cancel()
         await self._server.close()

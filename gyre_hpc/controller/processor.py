@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pathlib import Path
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId, GroupId
 from gyre_hpc.shards.encode import Derivation, ExecutionRecord, decode
@@ -34,6 +34,7 @@ from gyre_hpc.trajectories.micro_steps import MicroStep
 from gyre_hpc.trajectories.process import Attempt, ProcessedGroup, Settings, process_group
 from gyre_hpc.trajectories.tree import build_tree
 from gyre_hpc.transport.backends import region_server
+from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import (
     DropGroup,
@@ -280,14 +281,14 @@ def _report(processed: ProcessedGroup, refs: tuple[MicroStepRef, ...]) -> GroupP
 # ---- the process ------------------------------------------------------------------------------------------------
 
 
-async def serve(run: Path, incarnation: int) -> None:
-    """The life of the process: until Shutdown, a signal, or the end of the link."""
+async def serve(run: Path, incarnation: int) -> int | None:
+    """The life of the process: until Shutdown, a signal, or the end of the link, whose epoch is returned."""
     layout, config = RunLayout(run.resolve()), load_run_config(run)
     settle_host(config.cluster, layout)
     secret = read_secret(layout)
     regions = region_server(config, "processor", secret)
     await regions.start()
-    hello = Hello(PeerKind.PROCESSOR, 0, os.getpid(), socket.gethostname(), "")
+    hello = Hello(PeerKind.PROCESSOR, 0, os.getpid(), node_name(), "")
     link = await Link.connect(
         layout,
         hello,
@@ -301,7 +302,7 @@ async def serve(run: Path, incarnation: int) -> None:
 
     error = ""
     try:
-        await _work(link, Processor(layout, config, publish, regions.drop, link.send))
+        orphaned = await _work(link, Processor(layout, config, publish, regions.drop, link.send))
     except GyreError as fault:
         error = str(fault)
         raise
@@ -309,10 +310,11 @@ async def serve(run: Path, incarnation: int) -> None:
         link.send(Goodbye(error))
         await link.close()
         regions.close()
+    return link.epoch if orphaned else None
 
 
-async def _work(link: Link, processor: Processor) -> None:
-    """Messages as they come, the logs every POLL_S, a last shard at an orderly end."""
+async def _work(link: Link, processor: Processor) -> bool:
+    """Messages as they come, the logs every POLL_S, a last shard at an orderly end. Whether the link broke."""
     inbox: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def pump() -> None:
@@ -335,11 +337,11 @@ async def _work(link: Link, processor: Processor) -> None:
                 continue
             if message is None:
                 log.warning("the controller is gone; unsealed records stay in the call logs")
-                return
+                return True
             if isinstance(message, Shutdown):
                 processor.advance(time.monotonic(), last=True)
                 processor.seal()
-                return
+                return False
             processor.obey(message, time.monotonic())
             if inbox.empty():
                 processor.advance(time.monotonic())
@@ -356,8 +358,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log.info("processor %s", whereabouts())
     try:
-        asyncio.run(serve(arguments.run, arguments.incarnation))
+        orphaned = asyncio.run(serve(arguments.run, arguments.incarnation))
+        if orphaned is not None:
+            outlive(RunLayout(arguments.run.resolve()), load_run_config(arguments.run).cluster, orphaned)
     except GyreError as error:
         log.error("%s", error)
         return error.exit_code

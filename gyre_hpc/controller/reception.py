@@ -19,7 +19,18 @@ from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import ExecutionTable
 from gyre_hpc.controller.guests import Guests
 from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import Connected, Exited, HostSaid, Inbound, PeerId, Peers, Said, Suspected
+from gyre_hpc.controller.peers import (
+    Connected,
+    Exited,
+    HostSaid,
+    Inbound,
+    PeerId,
+    Peers,
+    Said,
+    Suspected,
+    Told,
+)
+from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
@@ -74,10 +85,13 @@ class Reception:
                 self._exited(peer, code)
             case Suspected(peer=(PeerKind.CELL, index), recovered=recovered):
                 self._cell_suspected(CellId(index), recovered)
-            case Suspected(peer=(kind, _), recovered=recovered):
-                log.warning("%s %s", kind, "is alive again" if recovered else "is silent")
+            case Suspected(peer=(kind, index), recovered=recovered):
+                where = self.supervision.where((kind, index))
+                log.warning("%s%s %s", kind, where, "is alive again" if recovered else "is silent")
             case HostSaid(link=link, message=said):
                 self.guests.said(link, said)
+            case Told(who=who, what=what):
+                self.observer.fault(who, what)
 
     def _said(self, peer: PeerId, message: msg.Message) -> None:
         kind, index = peer
@@ -140,15 +154,28 @@ class Reception:
 
     def _cell_connected(self, cell: CellId) -> None:
         self.cells.hello(cell)
-        nobody = self.weights.restored is None and self.weights.restoring is None
-        if nobody and cell == min(self.cells.cells):
-            self.weights.restore(cell)
+        self._restore_somewhere()
+
+    def _restore_somewhere(self) -> None:
+        """The first cell that is not lost restores the checkpoint, once it is there, unless another holds it."""
+        live = [
+            cell
+            for cell in self.cells.cells.values()
+            if cell.phase is not Phase.LOST and not self.guests.has(cell.id)
+        ]
+        first = min(live, key=lambda cell: cell.id, default=None)
+        if first is not None and first.phase in (Phase.IDLE, Phase.LOADING) and not self._restoring():
+            self.weights.restore(first.id)
+
+    def _restoring(self) -> bool:
+        return self.weights.restored is not None or self.weights.restoring is not None
 
     def _cell_suspected(self, cell: CellId, recovered: bool) -> None:
         if recovered:
             self.cells.engine_answers(cell)
         else:
-            self.observer.fault(f"cell-{cell}", "no heartbeat: its calls move on")
+            where = self.supervision.where((PeerKind.CELL, cell))
+            self.observer.fault(f"cell-{cell}", f"no heartbeat{where}: its calls move on")
             self.cells.engine_down(cell, "no heartbeat")
 
     def _from_service(self, kind: PeerKind, message: msg.Message) -> None:
@@ -225,9 +252,10 @@ class Reception:
 
     def _exited(self, peer: PeerId, code: int) -> None:
         kind, index = peer
+        asked = peer in self.disowned
         self.disowned.discard(peer)
         guest = kind is PeerKind.CELL and self.guests.has(CellId(index))
-        why = self.supervision.exited(peer, code, guest=guest)
+        why = self.supervision.exited(peer, code, asked=asked, guest=guest)
         if not guest:
             self.observer.fault(_name(peer), why)
         if kind is PeerKind.CELL:
@@ -235,6 +263,7 @@ class Reception:
             self.steps.cell_lost(cell)
             self.cells.lost(cell)
             self.weights.finish_publication()
+            self._restore_somewhere()
         if guest:
             self.guests.exited(cell, code, why)
 

@@ -30,6 +30,7 @@ from gyre_hpc.launch.transport_choice import check_transport, choose_transport
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from
+from gyre_hpc.transport.hosts import whereabouts
 from gyre_hpc.transport.links import LinkServer, write_rendezvous, write_secret
 from gyre_hpc.transport.regions import remove_leftovers, run_key
 
@@ -84,6 +85,7 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
     _check_node(config, layout, fresh=not resumed)
     owner = acquire(layout.root, force=force)
     with _logged_to(layout.logs(owner.epoch)):
+        log.info("controller %s", whereabouts())
         for path in call_logs(layout):
             check_call_log(path)
         interrupted = asyncio.run(_control(config, layout, owner.epoch))

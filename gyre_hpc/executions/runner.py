@@ -13,12 +13,11 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 from gyre_hpc.config import RunConfig, load_run_config
-from gyre_hpc.errors import GyreError
+from gyre_hpc.errors import GyreError, PeerLost
 from gyre_hpc.executions.attempts import Attempts, Services
 from gyre_hpc.executions.evaluation import Evaluator
 from gyre_hpc.executions.harness import find_harness
@@ -26,7 +25,9 @@ from gyre_hpc.executions.launcher import Launcher
 from gyre_hpc.executions.sandbox import choose
 from gyre_hpc.executions.tasks import task_source
 from gyre_hpc.launch.services import record_service
+from gyre_hpc.launch.watchdog import epoch_of, outlive
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     AssessExecution,
@@ -111,7 +112,7 @@ class Runner:
         attempts.repeat_reports()
 
     async def _connect(self, timeout_s: float) -> None:
-        hello = Hello(PeerKind.RUNNER, 0, os.getpid(), socket.gethostname(), "")
+        hello = Hello(PeerKind.RUNNER, 0, os.getpid(), node_name(), "")
         self._link = await Link.connect(
             self._layout,
             hello,
@@ -185,8 +186,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--incarnation", type=int, required=True, help="number of this runner within the run")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log.info("runner %s", whereabouts())
     try:
         asyncio.run(serve(arguments.run, arguments.incarnation))
+    except PeerLost as error:
+        log.error("%s", error)
+        cluster = load_run_config(arguments.run).cluster
+        epoch = epoch_of(arguments.incarnation)
+        outlive(RunLayout(arguments.run.resolve()), cluster, epoch, waited_s=cluster.orphan_grace_s)
+        return error.exit_code
     except GyreError as error:
         log.error("%s", error)
         return error.exit_code

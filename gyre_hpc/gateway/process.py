@@ -25,7 +25,9 @@ from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, MissingInput,
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.services import record_service
 from gyre_hpc.launch.signals import die_with_parent
+from gyre_hpc.launch.watchdog import epoch_of, outlive
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.hosts import whereabouts
 from gyre_hpc.transport.messages import PeerKind
 
 log = logging.getLogger(__name__)
@@ -107,12 +109,16 @@ def work(run: Path, launch: int, incarnation: int, handle: int) -> None:
     """Run one worker on an inherited socket."""
     from gyre_hpc.gateway.worker import Worker
 
-    async def live() -> None:
-        await Worker(
-            RunLayout(run), load_run_config(run), socket.socket(fileno=handle), launch, incarnation
-        ).run()
+    layout, config = RunLayout(run), load_run_config(run)
 
-    uvloop.run(live())
+    async def live() -> bool:
+        worker = Worker(layout, config, socket.socket(fileno=handle), launch, incarnation)
+        await worker.run()
+        return worker.orphaned
+
+    if uvloop.run(live()):
+        grace_s = config.cluster.orphan_grace_s
+        outlive(layout, config.cluster, epoch_of(incarnation), waited_s=grace_s)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
             die_with_parent(options.parent)  # nobody restarts or ends a worker without its parent
             work(options.run, options.launch, options.incarnation, options.socket)
             return 0
+        log.info("gateway %s", whereabouts())
         record_service(RunLayout(options.run.resolve()), PeerKind.GATEWAY, options.incarnation)
         cluster = load_run_config(options.run).cluster
         settle_host(cluster, RunLayout(options.run))

@@ -31,6 +31,7 @@ from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import web_app
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, ExecutionId
+from gyre_hpc.transport.hosts import node_name
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     CloseExecution,
@@ -84,6 +85,8 @@ class Worker:
         self._epoch = -1
         """Of the last controller."""
         self._ending = asyncio.Event()
+        self.orphaned = False
+        """It has ended because no controller came back."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[tuple[int, int], float] = {}
         self._routes: dict[CellId, Serial] = {}
@@ -146,6 +149,7 @@ class Worker:
                 )
             except PeerLost as error:
                 log.error("no controller: the gateway ends. %s", error)
+                self.orphaned = True
                 return
             self._greet(link)
             async with until_succession(link, self._layout):
@@ -176,7 +180,7 @@ class Worker:
         host, port = self._socket.getsockname()[:2]
         reachable = socket.gethostname() if host in ("0.0.0.0", "::") else host
         address = f"http://{reachable}:{port}"
-        return Hello(PeerKind.GATEWAY, 0, os.getpid(), socket.gethostname(), address)
+        return Hello(PeerKind.GATEWAY, 0, os.getpid(), node_name(), address)
 
     def _handle(self, message: Message) -> None:
         match message:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gyre_hpc.config import CellConfig, ClusterConfig
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, NoRoom
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
+from gyre_hpc.launch.gres import gres_counts, held
 from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
 from gyre_hpc.launch.plan import ProcessSpec
-from gyre_hpc.launch.request import cpus_of, gres_counts
+from gyre_hpc.launch.request import cpus_of, service_room
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,34 @@ def _layout_fault(cluster: ClusterConfig, allocation: Allocation) -> str:
 def planned_steps(cluster: ClusterConfig, nodes: Sequence[Node]) -> list[Placement]:
     """Where the controller is and all cells will be: what the services may not take. Cells that fit nowhere are left out."""
     steps: list[Placement] = []
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(NoRoom):
         for index in range(cluster.cells):
             steps.append(place(_cell(cluster.cell, index), nodes, steps))
     own, first = cluster.service.controller, nodes[0]
     mem_mb = megabytes(own.mem)
     return [*steps, Placement((first.name,), own.cpus, mem_mb, True, first.group, service=True)]
+
+
+def with_room_kept(cluster: ClusterConfig, nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """`nodes`, each keeping from cells what a flat job is planned to have for services on it.
+
+    As they are in a heterogeneous job, and where that leaves a cell without room: in a job whose script asks for less.
+    """
+    try:
+        cpus, mem_mb = service_room(cluster, len(nodes))
+        keeping = tuple(replace(node, kept_cpus=cpus, kept_mb=mem_mb) for node in nodes)
+        _cells(cluster, keeping)
+    except (NoRoom, ConfigError):
+        return tuple(nodes)
+    return tuple(nodes) if any(node.group is not None for node in nodes) else keeping
+
+
+def _cells(cluster: ClusterConfig, nodes: Sequence[Node]) -> list[Placement]:
+    """Where all cells would go. Raises NoRoom."""
+    steps: list[Placement] = []
+    for index in range(cluster.cells):
+        steps.append(place(_cell(cluster.cell, index), nodes, steps))
+    return steps
 
 
 def _cell(cell: CellConfig, index: int) -> ProcessSpec:
@@ -109,29 +132,19 @@ def _cell(cell: CellConfig, index: int) -> ProcessSpec:
 
 def _cells_fault(cluster: ClusterConfig, nodes: Sequence[Node], gres: Mapping[str, str]) -> str:
     """The first cell that would have to share, "" if none would."""
-    cell, steps = cluster.cell, list[Placement]()
-    for index in range(cluster.cells):
-        try:
-            steps.append(place(_cell(cell, index), nodes, steps))
-        except ConfigError as error:
-            return error.message
-        if not steps[-1].exact:
-            return f"cell-{index} finds no node with {cpus_of(cell)} CPUs and {cell.mem} beside the cells before it"
-    return _gres_fault(cell.gres, Counter(name for step in steps for name in step.nodes), gres)
+    try:
+        steps = _cells(cluster, nodes)
+    except NoRoom as error:
+        return error.message
+    return _gres_fault(cluster.cell.gres, Counter(name for step in steps for name in step.nodes), gres)
 
 
 def _gres_fault(wanted: str, cells: Mapping[str, int], gres: Mapping[str, str]) -> str:
     for node, count in cells.items():
         for name, each in gres_counts(wanted).items():
-            if node in gres and each * count > _held(gres[node], name):
-                return f"{count} cells on {node} need {name}:{each * count}, it has {name}:{_held(gres[node], name)}"
+            if node in gres and each * count > held(gres[node], name):
+                return f"{count} cells on {node} need {name}:{each * count}, it has {name}:{held(gres[node], name)}"
     return ""
-
-
-def _held(gres: str, name: str) -> int:
-    return sum(
-        count for held, count in gres_counts(gres).items() if held == name or held.startswith(f"{name}:")
-    )
 
 
 def _asked(cluster: ClusterConfig) -> str:

@@ -12,20 +12,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 import msgspec
 
 from gyre_hpc.config import ClusterConfig, load_run_config
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.commands import query
+from gyre_hpc.launch.node_states import USABLE, node_states
 from gyre_hpc.launch.request import request_for
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.rendezvous import replace_file
 
 log = logging.getLogger(__name__)
-USABLE: Final = frozenset({"alloc", "comp", "idle", "mix", "plnd", "resv"})
-"""Node states, as sinfo's %t has them without a suffix, of nodes that a job gets sooner or later."""
 
 
 class BadNode(msgspec.Struct, frozen=True):
@@ -128,17 +126,6 @@ def spared(
 
 def _usable(states: Mapping[str, str], without: Iterable[str]) -> int:
     return sum(state in USABLE for node, state in states.items() if node not in set(without))
-
-
-def node_states(lines: str) -> dict[str, dict[str, str]]:
-    """sinfo's "%N %t %P" as state by node by partition; "" is the default partition. A node that is silent has no state."""
-    states: dict[str, dict[str, str]] = {}
-    for line in lines.splitlines():
-        node, state, partition = line.split()
-        name = partition.removesuffix("*")
-        for key in {name, ""} if partition.endswith("*") else {name}:
-            states.setdefault(key, {})[node] = "" if state.endswith("*") else state.rstrip("~#!%$@^-+")
-    return states
 
 
 def exclude_when_requeued(job: str, layout: RunLayout) -> None:

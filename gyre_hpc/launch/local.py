@@ -27,6 +27,12 @@ class LocalLauncher:
     async def start(self, spec: ProcessSpec) -> LocalProcess:
         return LocalProcess(spec.name, spawn(spec))
 
+    async def usable(self) -> frozenset[str] | None:
+        return None
+
+    async def answers(self, node: str) -> bool:
+        return True
+
 
 def spawn(spec: ProcessSpec) -> subprocess.Popen[bytes]:
     """Start a child in its own session with both outputs appended to `spec.log`."""
@@ -70,6 +76,14 @@ class LocalProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def unanswered(self) -> bool:
+        return False
 
     def poll(self) -> int | None:
         return self._ended.result() if self._ended.done() else None

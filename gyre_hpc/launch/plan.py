@@ -25,6 +25,7 @@ class ProcessSpec:
 
     `outlives`: it watches its own link and is not killed by the death of the process that started it (local; under Slurm a
     step ends with the job).
+    `avoid`: nodes to be taken last; `never`: not at all.
     """
 
     name: str
@@ -39,6 +40,8 @@ class ProcessSpec:
     service: bool = False
     """Beside the controller and not a cell: on the controller's component, in what the cells leave over (slurm)."""
     outlives: bool = False
+    avoid: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.argv or min(self.nodes, self.ranks, self.cpus_per_rank) < 1 or self.ranks % self.nodes:
@@ -57,6 +60,14 @@ class ProcessHandle(Protocol):
     def pid(self) -> int:
         """Process id on this host; under Slurm that of the step's srun."""
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes it runs on; () for this host."""
+
+    @property
+    def unanswered(self) -> bool:
+        """It was killed and its node did not say that it has ended."""
+
     def poll(self) -> int | None:
         """Exit code (negative: the signal that ended it), None while it runs."""
 
@@ -74,7 +85,17 @@ class Launcher(Protocol):
     """Starts processes."""
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start it. Raises MissingInput if its program does not exist."""
+        """Start it. Raises MissingInput if its program does not exist, NoRoom where no node can take it."""
+
+
+class SiteLauncher(Launcher, Protocol):
+    """A launcher that knows its nodes: the run's own."""
+
+    async def usable(self) -> frozenset[str] | None:
+        """Nodes that can be given a process, as far as the resource manager knows; None if nobody says."""
+
+    async def answers(self, node: str) -> bool:
+        """Whether a process can be started on the node, found out by starting one."""
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -66,6 +66,8 @@ class RemoteProcess:
     """A process of a host. `pid` is 0: it means nothing on this host."""
 
     pid = 0
+    nodes: tuple[str, ...] = ()
+    unanswered = False
 
     def __init__(self, name: str, serial: ProcessSerial, send: Callable[[Message], None]) -> None:
         self.name, self._serial, self._send = name, serial, send

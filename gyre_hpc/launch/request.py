@@ -8,13 +8,13 @@ ends the whole job, named as a warning where the run goes on without it or canno
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gyre_hpc.config import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.launch.gres import times
 from gyre_hpc.launch.placement import megabytes
 
 SERVICES: Final = "controller, gateway, runner, processor"
@@ -146,24 +146,6 @@ def cpus_of(cell: CellConfig) -> int:
     return cell.ranks // cell.nodes * cell.cpus_per_rank
 
 
-def gres_counts(gres: str) -> dict[str, int]:
-    """ "gpu:a100:4,nvme" as {"gpu:a100": 4, "nvme": 1}; a leading "gres:" (squeue's) and an index list are dropped."""
-    counts: dict[str, int] = {}
-    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
-        word = word.strip().removeprefix("gres:").removeprefix("gres/")
-        name, _, count = word.rpartition(":")
-        if word and (not name or not count.isdigit()):
-            name, count = word, "1"
-        if word:
-            counts[name] = counts.get(name, 0) + int(count)
-    return counts
-
-
-def times(gres: str, factor: int) -> str:
-    """`gres` with every count multiplied."""
-    return ",".join(f"{name}:{count * factor}" for name, count in gres_counts(gres).items())
-
-
 def _lost_nodes(cluster: ClusterConfig, components: tuple[Component, ...]) -> list[str]:
     nodes = components[0].nodes
     if cluster.layout == "het" and nodes < HET_LEADER_NODES:
@@ -181,6 +163,7 @@ def _lost_nodes(cluster: ClusterConfig, components: tuple[Component, ...]) -> li
     if len(components) == 1 and nodes == 1:
         return ["one node: its loss ends the run; go on with gyre submit resume=RUN"]
     return [
-        "the batch node: its loss is not survived. Services and cells end after"
-        f" cluster.orphan_grace_s={cluster.orphan_grace_s:g}, the nodes stay allocated until scancel or the time limit"
+        "the batch node: the run stops there. Its other processes wait cluster.orphan_grace_s="
+        f"{cluster.orphan_grace_s:g} and for Slurm to lose the node, then"
+        + (" requeue the job, which goes on" if cluster.job.requeue else " cancel the job")
     ]

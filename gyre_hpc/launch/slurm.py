@@ -1,8 +1,9 @@
 """Processes of a run as srun steps inside the allocation whose batch step is the controller; flat or heterogeneous.
 
 Every flag is explicit: srun inherits nothing from the job script. A process is one step; it is signalled and cancelled
-by its step id, and its end is srun's exit. What Slurm's query commands do not know is never taken for an end. Under
---kill-on-bad-exit one dead rank ends its step and no other.
+by its step id, and its end is srun's exit, or ours of an srun whose step did not end KILL_S after it was killed: its node is
+gone and Slurm does not know yet. What Slurm's query commands do not know is never taken for an end. Under --kill-on-bad-exit
+one dead rank ends its step and no other.
 """
 
 from __future__ import annotations
@@ -15,25 +16,43 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Final, Self
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.launch.allocation import Allocation, planned_steps, read_allocation
+from gyre_hpc.launch.allocation import (
+    Allocation,
+    planned_steps,
+    read_allocation,
+    read_gres,
+    with_room_kept,
+)
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.local import LocalProcess, spawn
+from gyre_hpc.launch.node_states import node_states
 from gyre_hpc.launch.placement import Node, Placement, place
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)
+KILL_S: Final = 15.0
+"""A step on a node that answers ends well within this, once it is killed."""
+PROBE_S: Final = 15.0
+"""A step that only ends takes less than a second on a node that answers."""
+
+
+NO_STEP: Final = ("down", "fail", "inval", "unk", "pow")
+"""How node states begin under which no step starts. A draining node starts no job, but steps of one that holds it (measured)."""
 
 
 class SlurmLauncher:
     """Starts one srun step per process in `allocation`."""
 
     def __init__(self, allocation: Allocation, cluster: ClusterConfig) -> None:
-        self._jobs, self._nodes = allocation.jobs, allocation.nodes
+        gres = read_gres(allocation)
+        self._jobs = allocation.jobs
+        nodes = [replace(node, gres=gres.get(node.name)) for node in allocation.nodes]
+        self._nodes = with_room_kept(cluster, nodes)
         self._cluster = cluster
         self._planned = planned_steps(cluster, allocation.nodes)
         self._running: dict[str, Placement] = {}
@@ -64,19 +83,46 @@ class SlurmLauncher:
         except MissingInput:
             del self._running[step_name]
             raise
-        return SlurmStep(self._jobs[placement.group or 0], step_name, spec.name, process, self._running)
+        job = self._jobs[placement.group or 0]
+        return SlurmStep(job, step_name, spec.name, process, self._running, placement.nodes)
 
-    async def _live_nodes(self) -> list[Node]:
-        """The nodes the job still has: Slurm cuts a failed node out of a job started with --no-kill."""
+    async def usable(self) -> frozenset[str] | None:
+        return await asyncio.to_thread(self._usable)
+
+    def _usable(self) -> frozenset[str] | None:
+        """Nodes the job still has (Slurm cuts a failed one out of a job started with --no-kill) and that answer Slurm."""
         try:
-            names = await asyncio.to_thread(
-                lambda: hostnames(query("squeue", "-h", "-j", self._jobs[0], "-o", "%N"))
-            )
+            names = hostnames(query("squeue", "-h", "-j", self._jobs[0], "-o", "%N"))
+            lines = query("sinfo", "-h", "-N", "-n", ",".join(names), "-o", "%N %t %P")
         except SlurmCommandFailed as error:
             log.warning("placing on the job's first node list: %s", error)
-            return list(self._nodes)
-        alive = set(names)
-        return [node for node in self._nodes if node.name in alive] or list(self._nodes)
+            return None
+        states = {node: state for each in node_states(lines).values() for node, state in each.items()}
+        return frozenset(name for name in names if _takes_steps(states.get(name, "unknown")))
+
+    async def _live_nodes(self) -> list[Node]:
+        usable = await self.usable()
+        return [node for node in self._nodes if usable is None or node.name in usable]
+
+    async def answers(self, node: str) -> bool:
+        """A step that shares the node and ends at once."""
+        group = next((known.group for known in self._nodes if known.name == node), None)
+        spec = ProcessSpec("probe", ["true"])
+        argv = srun_command(self._jobs[0], "probe", spec, Placement((node,), 1, 1, False, group), [])
+        try:
+            process = LocalProcess("probe", spawn(replace(spec, argv=argv)))
+            async with asyncio.timeout(PROBE_S):
+                return await process.wait() == 0
+        except TimeoutError:
+            process.kill()
+            return False
+        except MissingInput:
+            return False
+
+
+def _takes_steps(state: str) -> bool:
+    """`state` "": the node does not answer Slurm."""
+    return state == "unknown" or (bool(state) and not state.startswith(NO_STEP))
 
 
 def contained(spec: ProcessSpec, cluster: ClusterConfig) -> ProcessSpec:
@@ -126,7 +172,9 @@ class SlurmStep:
         name: str,
         process: subprocess.Popen[bytes],
         running: dict[str, Placement],
+        nodes: tuple[str, ...],
     ) -> None:
+        self._nodes, self._unanswered = nodes, False
         self._job = job
         self._step_name = step_name
         self._srun = LocalProcess(name, process, on_end=lambda: _forget(running, step_name))
@@ -139,6 +187,14 @@ class SlurmStep:
     @property
     def pid(self) -> int:
         return self._srun.pid
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._nodes
+
+    @property
+    def unanswered(self) -> bool:
+        return self._unanswered
 
     def poll(self) -> int | None:
         return self._srun.poll()
@@ -160,8 +216,24 @@ class SlurmStep:
             await self._srun.wait()
 
     def kill(self) -> None:
-        if self.poll() is None:
-            self._cancelling = asyncio.get_running_loop().create_task(self._signal_or_end_srun("KILL"))
+        if self.poll() is None and self._cancelling is None:
+            self._cancelling = asyncio.get_running_loop().create_task(self._kill())
+
+    async def _kill(self) -> None:
+        """An srun outlives its step for as long as Slurm takes to notice that the node is gone: not with us."""
+        await self._signal_or_end_srun("KILL")
+        try:
+            async with asyncio.timeout(KILL_S):
+                await self._srun.wait()
+        except TimeoutError:
+            self._unanswered = True
+            log.error(
+                "%s does not end %g s after it was killed: %s does not answer",
+                self._step_name,
+                KILL_S,
+                ", ".join(self._nodes),
+            )
+            self._srun.kill()
 
     async def _signal_or_end_srun(self, sig: str) -> None:
         """Signal the tasks; if there is no step (still queued, or gone), end srun itself."""

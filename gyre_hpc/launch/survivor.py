@@ -22,6 +22,9 @@ UNKNOWN_CODE: Final = 1
 class SurvivingProcess:
     """Watches and ends one process. Make it with `find`."""
 
+    nodes: tuple[str, ...] = ()
+    unanswered = False
+
     def __init__(self, name: str, pid: int, descriptor: int) -> None:
         self._name, self._pid, self._descriptor = name, pid, descriptor
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()

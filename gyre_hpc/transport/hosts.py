@@ -1,4 +1,5 @@
-"""Which address a server binds and publishes: `cluster.host`, or with "auto" this node's own, as others reach it.
+"""Which address a server binds and publishes: `cluster.host`, or with "auto" this node's own, as others reach it;
+and the name of its node, by which people and Slurm know it.
 
 The interface's address where one is named (`cluster.interface`), else the address of the route to the controller, which
 peers know. The controller knows only names: of those that resolve, the first address that is not loopback (Debian's
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 from typing import Final
@@ -78,3 +80,16 @@ def _resolved(name: str) -> str | None:
         return socket.gethostbyname(name)
     except OSError:
         return None
+
+
+def node_name() -> str:
+    """Slurm's name of this node, else the host's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def whereabouts() -> str:
+    """The first line of a process's log: node, pid and, inside Slurm, job and step."""
+    said = f"node={node_name()} pid={os.getpid()}"
+    for word, name in (("job", "SLURM_JOB_ID"), ("step", "SLURM_STEP_ID")):
+        said += f" {word}={os.environ[name]}" if os.environ.get(name) else ""
+    return said

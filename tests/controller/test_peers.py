@@ -44,6 +44,8 @@ class FakeLink:
 class Bench:
     """One launched runner: a process that ends when the test says so, and links on demand."""
 
+    nodes, unanswered = (), False
+
     def __init__(self, run: Path) -> None:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.links: asyncio.Queue[Any] = asyncio.Queue()

@@ -31,11 +31,11 @@ class World:
         self.lost: list[int] = []
         nobody: Any = None
         executions: Any = SimpleNamespace(outcomes=dict)
-        cells: Any = SimpleNamespace(lost=self.lost.append)
+        cells: Any = SimpleNamespace(lost=self.lost.append, cells={})
         weights: Any = SimpleNamespace(finish_publication=lambda: None, cell_lost=lambda cell, core: None)
         peers: Any = SimpleNamespace(kill=lambda kind, index: self.killed.append((kind, index)))
         observer: Any = SimpleNamespace(fault=lambda who, what: self.faults.append((who, what)))
-        supervision: Any = SimpleNamespace(exited=lambda peer, code, guest: f"exited with {code}")
+        supervision: Any = SimpleNamespace(exited=lambda peer, code, asked, guest: f"exited with {code}")
         guests: Any = SimpleNamespace(has=lambda cell: False)
         driver: Any = SimpleNamespace(state=initial_state(Settings((4, 4))))
         config = RunConfig(model=ModelConfig(path="unused"))

@@ -8,23 +8,44 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.config import ClusterConfig
-from gyre_hpc.controller.peers import Peer
+from gyre_hpc.controller.nodes import RETRY_S
+from gyre_hpc.controller.peers import NOT_STARTED, Peer
 from gyre_hpc.controller.supervision import Supervision
-from gyre_hpc.errors import PeerLost
+from gyre_hpc.errors import NodeUnfit, NoRoom, PeerLost
 from gyre_hpc.transport.messages import PeerKind
 
 
+class Handle:
+    """A process that has ended on node n1."""
+
+    nodes, unanswered = ("n1",), False
+
+
 class DyingPeers:
-    """A cell that is dead whenever somebody looks."""
+    """A cell that is dead whenever somebody looks. `rooms`: what each launch finds; `nodes` are its own judge."""
 
     def __init__(self) -> None:
         self.launched = 0
+        self.cell = Peer(PeerKind.CELL, 1, dead=True, handle=cast(Any, Handle()))
+        self.peers = {self.cell.id: self.cell, (PeerKind.CELL, 0): Peer(PeerKind.CELL, 0)}
+        self.nodes, self.room, self.lost = self, True, False
+        self.blamed: list[str] = []
 
     def dead(self) -> list[Peer]:
-        return [Peer(PeerKind.CELL, 1, dead=True)]
+        return [peer for peer in self.peers.values() if peer.dead]
 
     async def launch(self, kind: PeerKind, index: int) -> None:
+        if not self.room:
+            raise NoRoom("cell-1 needs a node")
         self.launched += 1
+
+    async def took(self, nodes: tuple[str, ...], *, unanswered: bool) -> bool:
+        return self.lost
+
+    def died(self, nodes: tuple[str, ...], words: str) -> None:
+        self.blamed += [f"{node}: {words}" for node in nodes]
+
+    is_unfit = died
 
 
 class Bench:
@@ -34,10 +55,18 @@ class Bench:
         self.now = 0.0
         self.peers = DyingPeers()
         cluster = ClusterConfig(restarts=restarts, restart_window_s=window_s)
-        self.supervision = Supervision(cast(Any, self.peers), cluster, Path("RUN"), lambda: self.now)
+        self.told: list[str] = []
+        self.supervision = Supervision(
+            cast(Any, self.peers),
+            cluster,
+            Path("RUN"),
+            lambda who, what: self.told.append(f"{who} {what}"),
+            lambda: self.now,
+        )
 
-    async def die_at(self, now: float) -> None:
+    async def die_at(self, now: float, code: int = 1) -> None:
         self.now = now
+        self.supervision.exited((PeerKind.CELL, 1), code)
         await self.supervision.relaunch_the_dead()
 
 
@@ -52,7 +81,7 @@ async def test_one_death_more_than_the_restarts_within_the_window_ends_the_run()
     bench = Bench(restarts=2, window_s=3600)
     await bench.die_at(0)
     await bench.die_at(100)
-    with pytest.raises(PeerLost, match=r"cell-1 died, and cluster\.restarts=2 within"):
+    with pytest.raises(PeerLost, match=r"cell-1 on n1 died, and cluster\.restarts=2 within"):
         await bench.die_at(3599)
     assert bench.peers.launched == 2
 
@@ -61,3 +90,50 @@ async def test_without_restarts_the_first_death_ends_the_run() -> None:
     with pytest.raises(PeerLost, match="gyre train resume=RUN") as caught:
         await Bench(restarts=0, window_s=3600).die_at(0)
     assert "cluster.restart_window_s=3600" in str(caught.value)
+
+
+async def test_a_death_by_the_loss_of_its_node_costs_no_restart_and_does_not_count_twice() -> None:
+    bench = Bench(restarts=1, window_s=3600)
+    bench.peers.lost = True
+    for now in range(5):
+        await bench.die_at(now)
+    assert bench.peers.launched == 5 and not bench.peers.blamed
+    bench.peers.lost = False
+    await bench.die_at(6)
+    with pytest.raises(PeerLost):
+        await bench.die_at(7)
+    assert bench.peers.blamed == ["n1: cell-1: exited with 1"] * 2
+
+
+async def test_an_unfit_node_costs_no_restart() -> None:
+    bench = Bench(restarts=0, window_s=3600)
+    await bench.die_at(0, NodeUnfit.exit_code)
+    assert bench.peers.launched == 1 and len(bench.peers.blamed) == 1
+
+
+async def test_a_cell_without_room_waits_is_told_of_once_and_comes_back_when_there_is_room() -> None:
+    bench = Bench(restarts=1, window_s=3600)
+    bench.peers.room = False
+    await bench.die_at(0)
+    for now in range(1, 1000):
+        bench.now = now
+        assert await bench.supervision.relaunch_the_dead() == []
+    assert bench.told == [
+        "cell-1 lost on n1; no node left has room for it: the run goes on with 1 of 2 cells"
+    ]
+    bench.peers.room = True
+    bench.now += RETRY_S
+    assert await bench.supervision.relaunch_the_dead() == [bench.peers.cell]
+    assert bench.told[1].startswith("cell-1 starts again on n1")
+
+
+async def test_a_run_without_any_cell_ends_when_no_node_had_room_for_long() -> None:
+    bench = Bench(restarts=1, window_s=3600)
+    bench.peers.room = False
+    bench.peers.peers.pop((PeerKind.CELL, 0))
+    await bench.die_at(0, NOT_STARTED)
+    with pytest.raises(PeerLost, match="no cell is left"):
+        for now in range(1, 1000):
+            bench.now = now
+            await bench.supervision.relaunch_the_dead()
+    assert bench.now > 300

@@ -167,6 +167,9 @@ class FakePeers:
     async def launch(self, kind: PeerKind, index: int) -> None:
         self.inbox.put_nowait(Connected((kind, index), False))
 
+    async def launch_first(self, kind: PeerKind, index: int) -> None:
+        await self.launch(kind, index)
+
     async def shut_down(self, reason: str, grace_s: float) -> None: ...
 
     def send(self, kind: PeerKind, index: int, message: msg.Message) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.config import ClusterConfig
+from gyre_hpc.errors import ConfigError, NoRoom
+from gyre_hpc.launch.allocation import with_room_kept
 from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import srun_command
@@ -26,9 +31,48 @@ def test_steps_spread_over_the_nodes_and_the_batch_host_comes_last() -> None:
 
 
 @pytest.mark.parametrize("spec", [cell(cpus_per_rank=2, mem="1G"), cell(mem="2G")])
-def test_a_step_that_does_not_fit_beside_the_others_shares(spec: ProcessSpec) -> None:
+def test_a_cell_that_does_not_fit_beside_the_others_has_no_room(spec: ProcessSpec) -> None:
     full = [Placement(("n0", "n1"), 3, 3072, exact=True)]
-    assert not place(spec, NODES, full).exact
+    with pytest.raises(NoRoom, match="0 have room"):
+        place(spec, NODES, full)
+
+
+def test_devices_are_counted_where_slurm_told_them() -> None:
+    nodes = [replace(node, gres="gres:gpu:a100:4") for node in NODES]
+    running: list[Placement] = []
+    for _ in range(4):
+        running.append(place(cell(mem="1M", gres="gpu:2"), nodes, running))
+    assert sorted(step.nodes for step in running) == [("n0",)] * 2 + [("n1",)] * 2
+    with pytest.raises(NoRoom, match="gpu:2"):
+        place(cell(mem="1M", gres="gpu:2"), nodes, running)
+    assert place(cell(mem="1M", gres="gpu:2"), NODES, running).exact, "not told: nothing is known"
+    assert place(cell(mem="1M"), nodes, running).exact
+
+
+def test_cells_leave_the_services_their_room_where_the_job_was_planned_so() -> None:
+    cluster = ClusterConfig(kind="slurm", cells=2)
+    planned = with_room_kept(cluster, [Node("n0", 3, 4096), Node("n1", 3, 4096)])
+    first = place(cell(mem="2G"), planned, [])
+    place(cell(mem="2G"), planned, [first])
+    with pytest.raises(NoRoom):
+        place(cell(mem="2G"), [node for node in planned if node.name in first.nodes], [first])
+    assert place(cell("gateway-0", service=True), planned, [first]).exact
+    tight = [Node("n0", 2, 4096)]
+    assert with_room_kept(cluster, tight) == tuple(tight)
+    het = [Node("n0", 2, 2048, 0), Node("n1", 8, 8192, 1)]
+    assert with_room_kept(cluster, het) == tuple(het)
+
+
+def test_a_bad_node_comes_last_and_a_silent_one_never() -> None:
+    spec = cell(cpus_per_rank=3, mem="1G", avoid=frozenset({"n1"}))
+    first = place(spec, NODES, [])
+    second = place(spec, NODES, [first])
+    assert (first.nodes, second.nodes) == (("n0",), ("n1",))
+    with pytest.raises(NoRoom):
+        place(replace(spec, never=frozenset({"n1"})), NODES, [first])
+    service = cell("gateway-0", service=True, never=frozenset({"n1"}))
+    assert place(service, NODES, []).nodes == ("n0",)
+    assert place(service, NODES[1:], []).nodes == ("n1",), "the run cannot do without it"
 
 
 def test_sharing_steps_take_nothing_away() -> None:
@@ -54,7 +98,7 @@ def test_services_of_a_het_job_are_on_its_first_component() -> None:
     nodes = [Node("s", 2, 2048, 0), Node("c", 8, 8192, 1)]
     assert place(service("runner-0"), nodes, []).nodes == ("s",)
     assert place(cell("cell-0", mem="1G"), nodes, []).nodes == ("c",)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(NoRoom) as refused:
         place(service("runner-0", mem="3G"), nodes, [])
     assert "cluster.service.runner" in refused.value.fix
 
@@ -68,8 +112,9 @@ def test_services_that_start_first_take_no_place_of_a_planned_cell(
 ) -> None:
     specs = [cell(f"cell-{i}", cpus_per_rank=cpus, mem=f"{mem}M") for i, (cpus, mem) in enumerate(cells)]
     planned: list[Placement] = []
-    for spec in specs:
-        planned.append(place(spec, NODES, planned))
+    with contextlib.suppress(NoRoom):
+        for spec in specs:
+            planned.append(place(spec, NODES, planned))
     running: list[Placement] = []
     for index, (cpus, mem) in enumerate(services):
         running.append(place(service(f"service-{index}", cpus, f"{mem}M"), NODES, running, planned))
@@ -81,20 +126,49 @@ def test_services_that_start_first_take_no_place_of_a_planned_cell(
 
 @pytest.mark.parametrize("spec", [cell(nodes=3, ranks=3), cell(cpus_per_rank=5), cell(mem="5G")])
 def test_a_step_larger_than_the_job_is_refused(spec: ProcessSpec) -> None:
-    with pytest.raises(ConfigError, match="cell-0"):
+    with pytest.raises(NoRoom, match="cell-0"):
         place(spec, NODES, [])
 
 
-@given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 4096)), max_size=12))
-def test_exact_steps_never_exceed_a_node(shapes: list[tuple[int, int, int]]) -> None:
+names = st.frozensets(st.sampled_from(["n0", "n1", "n2"]))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 2), st.integers(1, 4), st.integers(1, 4096), st.integers(0, 2), names, names
+        ),
+        max_size=12,
+    )
+)
+def test_a_cell_has_all_it_asks_for_to_itself_or_does_not_start(
+    shapes: list[tuple[int, int, int, int, frozenset[str], frozenset[str]]],
+) -> None:
+    nodes = [Node(f"n{index}", 4, 4096, gres="gpu:2") for index in range(3)]
     running: list[Placement] = []
-    for nodes, cpus, mem in shapes:
-        spec = cell(nodes=nodes, ranks=nodes, cpus_per_rank=cpus, mem=f"{mem}M")
-        running.append(place(spec, NODES, running))
-    for node in NODES:
-        here = [step for step in running if step.exact and node.name in step.nodes]
-        assert sum(step.cpus_per_node for step in here) <= node.cpus
-        assert sum(step.mem_mb for step in here) <= (node.mem_mb or 0)
+    for count, cpus, mem, gpus, avoid, never in shapes:
+        gres = f"gpu:{gpus}" if gpus else ""
+        spec = cell(
+            nodes=count, ranks=count, cpus_per_rank=cpus, mem=f"{mem}M", gres=gres, avoid=avoid, never=never
+        )
+        room = {node.name for node in nodes if fits(node, cpus, mem, gpus, running)} - never
+        if len(room) < count:
+            with pytest.raises(NoRoom):
+                place(spec, nodes, running)
+            continue
+        step = place(spec, nodes, running)
+        assert step.exact and set(step.nodes) <= room
+        assert not set(step.nodes) & avoid or len(room - avoid) < count
+        running.append(step)
+
+
+def fits(node: Node, cpus: int, mem: int, gpus: int, running: list[Placement]) -> bool:
+    here = [step for step in running if node.name in step.nodes]
+    return (
+        sum(step.cpus_per_node for step in here) + cpus <= 4
+        and sum(step.mem_mb for step in here) + mem <= 4096
+        and sum(int(step.gres[-1:] or 0) for step in here) + gpus <= 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ async def test_a_step_runs_its_ranks_with_our_environment_and_reports_its_exit(
 @pytest.mark.slurm
 @pytest.mark.root
 async def test_steps_run_side_by_side_and_end_one_by_one(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    specs = [shell(tmp_path, f"cell-{index}", "echo up; sleep 600", cpus_per_rank=4) for index in range(3)]
+    specs = [shell(tmp_path, f"cell-{index}", "echo up; sleep 600", cpus_per_rank=2) for index in range(3)]
     running = [await launcher.start(spec) for spec in specs]
     for spec in specs:
         await until_logged(spec, "up")

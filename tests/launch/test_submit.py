@@ -62,7 +62,7 @@ def test_a_dry_run_needs_no_slurm_and_leaves_nothing(
     assert code == 0 and out.startswith("#!/bin/bash\n")
     assert f"--output={tmp_path}/runs/quickstart-" in out
     assert "2 nodes x 3 CPUs, 4096 MiB: controller, gateway, runner, processor; 2 cells" in out
-    assert "the batch node: its loss is not survived" in out
+    assert "requeue the job, which goes on" in out
     assert list(tmp_path.iterdir()) == []
 
 

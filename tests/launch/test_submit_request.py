@@ -14,8 +14,9 @@ from gyre_hpc.config_service import ServiceConfig, StepConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch import allocation
 from gyre_hpc.launch.allocation import Allocation, check_allocation, read_allocation
+from gyre_hpc.launch.gres import gres_counts, times
 from gyre_hpc.launch.placement import Node
-from gyre_hpc.launch.request import Component, gres_counts, request_for, service_room, spread, times
+from gyre_hpc.launch.request import Component, request_for, service_room, spread
 
 
 def slurm(**changes: object) -> ClusterConfig:

@@ -1,0 +1,185 @@
+"""What becomes of a job whose batch host is lost: Slurm leaves it running without its batch process, for ever.
+
+Every process of a run that has lost its controller for good calls `outlive` when its own work is over, and ends when it
+returns: after `cluster.orphan_grace_s` it hands the job back (`scontrol requeue`, where cluster.job.requeue, else scancel).
+That happens once Slurm itself has cut the batch host out of the job (after its SlurmdTimeout), and never when a newer
+controller owns the run, when the run is done, or when the job has ended or was restarted since: a broken link alone proves
+nothing. Several processes may do it at the same time. Outside Slurm, in another job than the controller's (a guest), or
+where Slurm's commands are absent (a container) nobody is freed.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gyre_hpc.config import ClusterConfig
+from gyre_hpc.controller.owner import Owner, owner_path, read_owner
+from gyre_hpc.errors import GyreError
+from gyre_hpc.launch.bad_nodes import exclude_when_requeued
+from gyre_hpc.launch.commands import hostnames, query
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.hosts import node_name
+
+log = logging.getLogger(__name__)
+LOOK_S: Final = 5.0
+INCARNATIONS_PER_EPOCH: Final = 1_000_000_000
+ALIVE: Final = frozenset({"RUNNING", "SUSPENDED"})
+
+
+class Verdict(enum.Enum):
+    """What an orphan does next."""
+
+    WAIT = "wait"
+    LEAVE = "leave"
+    FREE = "free"
+
+
+@dataclass(frozen=True)
+class JobNow:
+    """What Slurm says of the job. `batch_host`: the node of its batch process; `nodes`: those it still has."""
+
+    state: str
+    restarts: int
+    batch_host: str
+    nodes: frozenset[str]
+
+
+def judge(job: JobNow | None, restarts: int, *, over: bool, superseded: bool) -> tuple[Verdict, str]:
+    """The verdict and why. `job` None: Slurm does not say. `restarts`: the lost controller's count of the job's restarts.
+
+    `over`: the grace is over. `superseded`: a newer controller owns the run, or the run is done.
+    """
+    if superseded:
+        return Verdict.LEAVE, "the run has another controller, or is done"
+    if not over:
+        return Verdict.WAIT, "a controller may come back"
+    if job is None:
+        return Verdict.WAIT, "Slurm does not say how the job is"
+    if job.state not in ALIVE or job.restarts > restarts:
+        return Verdict.LEAVE, f"the job is {job.state}, restart {job.restarts}"
+    if job.batch_host in job.nodes:
+        return Verdict.WAIT, f"for Slurm the batch host {job.batch_host} is well"
+    return Verdict.FREE, f"Slurm has lost the batch host {job.batch_host}"
+
+
+def outlive(layout: RunLayout, cluster: ClusterConfig, epoch: int, *, waited_s: float = 0.0) -> None:
+    """Return when the job is freed or nobody's to free; at once outside Slurm.
+
+    `epoch` is the lost controller's (see `epoch_of`), `waited_s` what of the grace is over. To be called from the main
+    thread, without an event loop. SIGTERM and SIGINT end it.
+    """
+    owner = _owner(layout, epoch) if cluster.kind == "slurm" else None
+    if owner is None or not owner.job:
+        return
+    if owner.job not in own_jobs(os.environ):
+        log.warning("the controller is gone; job %s is not ours to free", owner.job)
+        return
+    _logged_beside(layout, epoch)
+    log.warning("the controller in job %s is gone; waiting for another, or for Slurm to lose it", owner.job)
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    began, said = time.monotonic() - waited_s, ""
+    while not ending.wait(LOOK_S):
+        over = time.monotonic() - began >= cluster.orphan_grace_s
+        superseded = _superseded(layout, epoch)
+        verdict, why = judge(
+            job_now(owner.job) if over else None, owner.restart_count, over=over, superseded=superseded
+        )
+        if why != said:
+            log.warning("%s: %s", verdict.value, why)
+            said = why
+        if verdict is Verdict.FREE:
+            free(owner.job, layout, requeue=cluster.job.requeue)
+        if verdict is not Verdict.WAIT:
+            return
+
+
+def epoch_of(incarnation: int) -> int:
+    """The epoch of the controller that launched this incarnation (`controller.peers`)."""
+    return incarnation // INCARNATIONS_PER_EPOCH
+
+
+def free(job: str, layout: RunLayout, *, requeue: bool) -> None:
+    """Hand the job back to Slurm; where that is refused, end it, unless another survivor was faster."""
+    if requeue:
+        try:
+            query("scontrol", "requeue", job)
+            log.warning("job %s is requeued", job)
+            exclude_when_requeued(job, layout)
+            return
+        except GyreError as error:
+            log.warning("%s", error.message)
+        now = job_now(job)
+        if now is None or now.state not in ALIVE:
+            return
+    try:
+        query("scancel", job)
+        log.warning("job %s is cancelled; go on with: gyre submit resume=%s", job, layout.root)
+    except GyreError as error:
+        log.error("job %s keeps its nodes until its time limit: %s", job, error.message)
+
+
+def job_now(job: str) -> JobNow | None:
+    """Ask Slurm; None if it does not say. A job it has forgotten has ended."""
+    try:
+        words = query(
+            "squeue",
+            "-h",
+            "--states=all",
+            "-j",
+            job,
+            "-O",
+            "State:40,RestartCnt:12,BatchHost:256,NodeList:8192",
+        ).split()
+        nodes = hostnames(words[3]) if len(words) > 3 else []
+    except GyreError as error:
+        log.info("%s", error.message)
+        return None
+    if len(words) < 3:
+        return JobNow("forgotten by Slurm", 0, "", frozenset())
+    return JobNow(words[0], int(words[1]), words[2], frozenset(nodes))
+
+
+def own_jobs(env: Mapping[str, str]) -> set[str]:
+    """Ids of the job this process is a step of; of a heterogeneous job the first component's as well."""
+    names = ("SLURM_JOB_ID", "SLURM_HET_JOB_ID", "SLURM_JOB_ID_HET_GROUP_0")
+    return {env[name] for name in names if env.get(name)}
+
+
+def _owner(layout: RunLayout, epoch: int) -> Owner | None:
+    try:
+        owner = read_owner(layout.root)
+    except GyreError as error:
+        log.error("%s", error)
+        return None
+    return owner if owner is not None and owner.epoch == epoch else None
+
+
+def _superseded(layout: RunLayout, epoch: int) -> bool:
+    try:
+        mine = owner_path(layout.root, epoch).stat().st_mtime
+        done = layout.summary.exists() and layout.summary.stat().st_mtime >= mine
+    except OSError as error:
+        log.warning("%s", error)
+        return False
+    return done or _owner(layout, epoch) is None
+
+
+def _logged_beside(layout: RunLayout, epoch: int) -> None:
+    """The log of a step goes through its srun, which is gone: what follows is kept in a file of its own."""
+    try:
+        handler = logging.FileHandler(layout.logs(epoch) / f"orphan-{node_name()}-{os.getpid()}.log")
+    except OSError as error:
+        log.warning("%s", error)
+        return
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
