@@ -56,7 +56,7 @@ def _submitted(config: RunConfig, folder: RunLayout | None) -> tuple[list[str], 
     staging.check_staged(config, folder)
     slurm.check_slurm()
     layout = folder or _made(config)
-    taken = slurm.submit(slurm.script_for(config, layout), layout)
+    taken = slurm.submit_run(config, layout)
     told = [
         f"job     {taken.job}",
         f"run     {layout.root}",
@@ -174,6 +174,7 @@ def controller(arguments: list[str], train: Train) -> None:
     """`gyre controller OVERRIDES...`: train in the allocation this process is the batch step of, if it fits the run."""
 
     def task(config: RunConfig) -> None:
+        config = _restarted(config)
         check(load_run_config(Path(config.resume)) if config.resume else config)
         train(config)
 
@@ -182,6 +183,17 @@ def controller(arguments: list[str], train: Train) -> None:
         task(going_on)  # needs no conf/: the run's own config.yaml holds everything
     else:
         hydra_app.run(arguments, task)
+
+
+def _restarted(config: RunConfig) -> RunConfig:
+    """Of a job that Slurm has started again, the run it began: its script names no run (slurm/train.sbatch)."""
+    from gyre_hpc.controller.owner import run_of_job
+
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if config.resume or int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0:
+        return config
+    begun = run_of_job(Path(config.root).absolute(), job)
+    return config if begun is None else RunConfig(model=config.model, resume=str(begun))
 
 
 def check(config: RunConfig) -> None:

@@ -32,11 +32,21 @@ class JobConfig:
     time: str = "04:00:00"
     """Time limit: hours:minutes:seconds or days-hours, quoted in YAML."""
     margin_s: int = 180
-    """Seconds before the time limit at which the controller is told to end with a checkpoint; Slurm may be a minute early."""
+    """Seconds before the time limit at which the run begins to leave: no more launches, a checkpoint, the job handed back.
+    At least 1.5 times the longest checkpoint. Slurm may tell a minute early; 0 = it is not told, and the limit ends the job."""
     exclusive: bool = False
     """Whether the nodes are shared with no other job."""
     requeue: bool = True
-    """Whether Slurm may start the job again (preemption, scontrol requeue); the run then goes on from its last checkpoint."""
+    """Whether the run goes on by itself in the same job or a successor, after the time limit, preemption or scontrol requeue.
+    False: it ends with a checkpoint and prints how to go on."""
+    requeue_by: str = "auto"
+    """How a job is handed back: `exit` (with a code of the site's RequeueExit), `scontrol` (scontrol requeue), `successor` (another
+    job that waits for the end of this one), or `auto`: the first of them that the site allows for this job."""
+    fruitless_jobs: int = 2
+    """Jobs in a row that took no step and recorded no outcome, after which a run is not handed back but ends with an error."""
+    walltime_policy: str = "clip"
+    """What becomes of an execution whose expected time (90th percentile so far) does not fit before the end of the job: `clip` starts
+    it with a shorter time limit (ended by it, it is scored like one that timed out), `hold` leaves it to the next job."""
     cells_per_node: int = 1
     """Cells on one node, for cells of one node."""
     service_cpus: int = 0

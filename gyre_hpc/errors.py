@@ -80,5 +80,17 @@ class IllegalTransition(GyreError):
     """A state machine was asked for a transition it does not have (names both states)."""
 
 
+class NoProgress(GyreError):
+    """Jobs in a row took no step and recorded no outcome: another one would do no better (names how many)."""
+
+
+class HandedBack(GyreError):
+    """The job ends before the run does, and another one goes on by itself. The exit code is not 0: the run is not done."""
+
+    def __init__(self, message: str, *, fix: str, exit_code: int) -> None:
+        super().__init__(message, fix=fix)
+        self.exit_code = exit_code
+
+
 class ScheduleStuck(GyreError):
     """Too many bursts in a row ended without a step (names the reasons)."""

@@ -99,6 +99,11 @@ class RunLayout:
         return self.root / "bad_nodes.json"
 
     @property
+    def job_record(self) -> Path:
+        """What one job of the run must know of those before it (`launch.margin`)."""
+        return self.root / "jobs.json"
+
+    @property
     def package(self) -> Path:
         """Folder that holds the frozen copy of gyre_hpc: what `gyre submit` runs."""
         return self.root / "package"

@@ -1,7 +1,7 @@
 """`python -m gyre_hpc.cells.leader --run RUN --cell I --incarnation K`: the leader process of one cell.
 
 It joins the controller's link to the cell's engine process, trainer thread and region server. Heartbeats come from the
-link's own thread. The process ends on Shutdown, on SIGTERM, when its link breaks (a successor of the controller starts
+link's own thread. The process ends on Shutdown, on a signal (`notice`), when its link breaks (a successor of the controller starts
 cells of its own), or on an error, which it reports with Goodbye; its engine ends with it in every case. After a broken link
 nothing of it is left but the watchdog of its job (`launch.watchdog`).
 """
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from gyre_hpc.transport.backends import region_server
 from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import FromController, Goodbye, Hello, PeerKind, Shutdown
+from gyre_hpc.transport.notice import heed_signals
 from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder
 from gyre_hpc.transport.regions import run_key
 
@@ -54,7 +54,7 @@ class Leader:
         self, config: RunConfig, layout: RunLayout, cell: CellId, incarnation: int, link: Link
     ) -> None:
         secret = read_secret(layout)
-        self._link = link
+        self._link, self._cluster = link, config.cluster
         self._queue: Queue = asyncio.Queue()
         self._stop = asyncio.Event()
         self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}", keep=0)
@@ -68,8 +68,7 @@ class Leader:
 
     async def run(self) -> str:
         """Serve until told to end ("") or unable to go on (the reason)."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        heed_signals(self._cluster, lambda: self._link, self._stop.set)
         await self._regions.start()
         self._trainer.begin()
         self._engine.begin()

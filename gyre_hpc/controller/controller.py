@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gyre_hpc.config import RunConfig
@@ -20,11 +19,23 @@ from gyre_hpc.controller import queries, resume
 from gyre_hpc.controller.adoption import Holdings, Survivors
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
 from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
+from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.driver import Driver
+from gyre_hpc.controller.ending import Ending
 from gyre_hpc.controller.executions import Execution, ExecutionHooks, ExecutionTable
 from gyre_hpc.controller.guests import Guests
 from gyre_hpc.controller.history import History
-from gyre_hpc.controller.journal import AttemptOpened, Closed, Journal, Outcome, Resumed, Sealed
+from gyre_hpc.controller.journal import (
+    AnyEntry,
+    AttemptOpened,
+    Closed,
+    Journal,
+    Outcome,
+    Resumed,
+    Sealed,
+    StepTaken,
+)
+from gyre_hpc.controller.leaving import Leaving
 from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.processing import Processing
@@ -33,7 +44,7 @@ from gyre_hpc.controller.reception import SERVICES, Reception
 from gyre_hpc.controller.snapshots import Snapshot, Snapshots
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
-from gyre_hpc.controller.weights import WeightKeeper, unsaved
+from gyre_hpc.controller.weights import WeightKeeper
 from gyre_hpc.errors import ScheduleStuck
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, GroupId, Version
@@ -45,8 +56,6 @@ from gyre_hpc.transport.messages import PeerKind
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
-SHUTDOWN_GRACE_S = 20.0
-CHECKPOINT_GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -68,14 +77,17 @@ class Controller:
     def __init__(self, context: RunContext, peers: Peers, history: History) -> None:
         self.context, self.peers, self.history = context, peers, history
         self.config, self.journal = context.config, context.journal
-        self.journal.appended = history.note
+        self.journal.appended = self._appended
         self.snapshots = Snapshots(self.journal, self._snapshot)
         self.evaluations, self.forecasts = history.evaluations, history.forecasts
         self.started_at = history.started_at or time.time()
         self._stop_reason = history.state.stop_reason
-        self._interrupted = ""
         self._groups_ended = self._burst_ended = False
         self._ticked_at = time.monotonic()
+        self.departure = Departure(self.config, context.layout, context.progress.note)
+        self.departure.durations.add(
+            second for past in history.forecasts.durations().values() for second in past
+        )
         cluster = self.config.cluster
         self.survivors = Survivors(peers, cluster.suspect_after_s + cluster.lost_after_s)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
@@ -121,7 +133,13 @@ class Controller:
             self.observer,
             self.supervision,
             self.guests,
+            asked_to_end=self.departure.asked_to_end,
         )
+        self.leaving = Leaving(self.reception)
+
+    def _appended(self, entry: AnyEntry) -> None:
+        self.departure.progressed |= isinstance(entry, Outcome | StepTaken)
+        self.history.note(entry)
 
     def _execution_hooks(self) -> ExecutionHooks:
         config, secret = self.config, self.context.secret
@@ -137,6 +155,7 @@ class Controller:
             terminated=lambda id, reason: self.feed(p.Terminated(id, reason)),
             sealed=lambda sealed: self.journal.append(Sealed(time.time(), sealed)),
             outcome=self._execution_outcome,
+            permit=self.departure.permit,
         )
 
     def _cell_hooks(self) -> CellHooks:
@@ -175,37 +194,38 @@ class Controller:
             every=self.config.trainer.checkpoint_every,
             keep=self.config.trainer.keep_checkpoints,
             publications=self.history.publications,
+            took=self.departure.checkpoint_took,
         )
-
-    def interrupt(self, reason: str) -> None:
-        """Ctrl-C or SIGTERM: end cleanly at the next turn of the loop."""
-        self._interrupted = self._interrupted or reason
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
-    async def run(self) -> str:
-        """Serve until all steps are done ("") or someone interrupts (the reason). Raises the taxonomy's errors."""
+    async def run(self) -> Ending | None:
+        """Serve until all steps are done (None) or the run ends early (why). Raises the taxonomy's errors."""
         self.peers.start_accepting()
         try:
+            await self.departure.learn()
             await self._launch_all()
             self._begin(await self._survivors_heard())
             for inbound in self.survivors.heard:
                 self.reception.note(inbound)
             await self._serve()
-            if self._interrupted:
-                await self._save_before_leaving()
+            ending = None if self._ended() else self.departure.ending
+            if ending is not None:
+                await self.leaving.save(self.departure.save_within_s())
+                await self.departure.leave_successor()
         finally:
             self.processing.send(msg.Seal())
             if self._stop_reason is not None:
                 self.guests.dismiss(self._stop_reason or "done")
-            await self.peers.shut_down(self._interrupted or self._stop_reason or "done", SHUTDOWN_GRACE_S)
+            why = str(self.departure.ending or self._stop_reason or "done")
+            await self.peers.shut_down(why, self.departure.shutdown_within_s())
             await self.weights.tidied()
             await self.snapshots.written()
             self.journal.close()
             self.observer.close()
-        if self._stop_reason and not self._interrupted:
+        if self._stop_reason and ending is None:
             raise ScheduleStuck(self._stop_reason, fix=f"see {self.context.layout.logs(self.context.epoch)}")
-        return self._interrupted
+        return ending
 
     async def _launch_all(self) -> None:
         """All processes; no cells for a run whose last outcomes alone are missing."""
@@ -220,7 +240,7 @@ class Controller:
     async def _survivors_heard(self) -> Holdings:
         """What outlived the controller before this one; what said nothing of itself is ended and replaced."""
         expected = set(self.peers.survivors)
-        holdings = await self.survivors.gather(lambda: not self._interrupted)
+        holdings = await self.survivors.gather(lambda: self.departure.ending is None)
         for kind in sorted(expected - self.peers.survivors):
             await self.peers.replace(kind)
         return holdings
@@ -248,18 +268,19 @@ class Controller:
         self.processing.tell_again(groups, history.outcomes)
         for id in (id for group in groups.values() for id in group.executions if id in history.outcomes):
             self._count_valid(history.outcomes[id])
-        resume.go_on(self.executions, history, holdings)
+        resume.go_on(self.executions, history, self.context.progress.note, holdings)
         history.forget_all_but(groups, self.processing.unsealed)
         self._forecast()
         self.steps.evaluate_if_awaited()
 
     async def _serve(self) -> None:
-        while not self._interrupted and not self._ended():
+        while not self._ended() and not self.departure.due(self.leaving.idle):
             with contextlib.suppress(TimeoutError):
                 self.reception.note(await asyncio.wait_for(self.peers.inbox.get(), TICK_S))
             while not self.peers.inbox.empty():
                 self.reception.note(self.peers.inbox.get_nowait())
-            await self.reception.restart_the_dead()
+            if self.departure.ending is None and not self.departure.judging:
+                await self.reception.restart_the_dead()
             if time.monotonic() - self._ticked_at >= TICK_S:
                 self._tick()
 
@@ -271,6 +292,10 @@ class Controller:
 
     def _tick(self) -> None:
         self._ticked_at = time.monotonic()
+        self.departure.tick()
+        self.executions.launch_held()
+        if self.executions.held and self.departure.ending is None and self.leaving.idle():
+            self.departure.nothing_fits()
         self.peers.check_liveness()
         self.journal.sync_soon()
         self.cells.end_doubts(self._ticked_at)
@@ -288,6 +313,7 @@ class Controller:
         self.driver.feed(event)
 
     def _settled(self) -> None:
+        self.leaving.heard_at = time.monotonic()
         self.processing.forget_all_but(self.driver.state.groups)
         if self._groups_ended:
             self._forget_ended_groups()
@@ -369,6 +395,7 @@ class Controller:
         point = self.evaluations.of(execution.id) if execution.evaluation else None
         self.journal.append(Outcome(time.time(), outcome))
         self.observer.ended(execution)
+        self.departure.durations.ended(outcome)
         self.processing.outcome(outcome)
         if execution.group is not None:
             self._count_valid(outcome)
@@ -382,26 +409,6 @@ class Controller:
         if self.config.schedule.oversample:
             assessment = outcome.assessment
             self.feed(p.Outcome(outcome.execution, assessment is not None and assessment.valid))
-
-    async def _save_before_leaving(self) -> None:
-        """A checkpoint of the newest version, a step under way included, unless the core dies or takes too long."""
-        try:
-            async with asyncio.timeout(CHECKPOINT_GRACE_S):
-                await self._serve_while(lambda: self.batches.committing)
-                version, core = unsaved(self.driver.state, self.weights.checkpoint[0]), self.driver.state.core
-                if version is not None and core is not None:
-                    self._send_cell(core, msg.PublishWeights(version, checkpoint=True))
-                    await self._serve_while(
-                        lambda: self.weights.checkpoint[0] != version and self.driver.state.core == core
-                    )
-        except TimeoutError:
-            self.observer.fault(
-                "core", f"no checkpoint of the newest version within {CHECKPOINT_GRACE_S:g} s"
-            )
-
-    async def _serve_while(self, condition: Callable[[], bool]) -> None:
-        while condition():
-            self.reception.note(await self.peers.inbox.get())
 
     # ---- small things -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 An attempt is opened at the gateway, started by the runner, closed by the runner, sealed by the gateway and, for scored
 reasons, assessed by the runner; in that order but for the last two. The schedule hears of it exactly twice: launched,
 terminated. A repeat of any message changes nothing. An attempt cut short by the death of runner, gateway or controller is
-followed by another attempt under the same execution id; the ledger does not move. A harness needs the gateway's address:
+followed by another attempt under the same execution id; the ledger does not move. What does not fit into the rest of the job
+is held: it counts as launched, and the next job starts it. A harness needs the gateway's address:
 while there is none, launches wait.
 
 The table holds what somebody may still ask for: executions without an outcome, and finished ones of groups that live in the
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
+from gyre_hpc.controller.walltime import RUN, Permit
 from gyre_hpc.records import SCORED_REASONS, Assessment, ClosingReason, ExecutionId, GroupId
 from gyre_hpc.transport.messages import (
     AssessExecution,
@@ -24,6 +26,7 @@ from gyre_hpc.transport.messages import (
     CloseExecution,
     ExecutionAssessed,
     ExecutionClosed,
+    ExecutionInterrupted,
     ExecutionOutcome,
     ExecutionSealed,
     ExecutionStarted,
@@ -34,7 +37,8 @@ from gyre_hpc.transport.messages import (
 )
 
 MAX_ATTEMPTS = 4
-"""Attempts of one execution before it is closed as infrastructure: two restarts of a service and one node loss."""
+"""Attempts of one execution under one controller before it is closed as infrastructure: two restarts of a service and one node
+loss. Attempts that ended with their job do not count: the next one starts it again."""
 
 
 @dataclass
@@ -45,6 +49,10 @@ class Execution:
     group: GroupId | None
     query: str
     attempt: int = 0
+    walltime_s: float = 0.0
+    """Time limit by the end of the job; 0.0 = none."""
+    repeats: int = 0
+    """Attempts that were cut short under this controller."""
     launched: bool = False
     withdrawn: bool = False
     """Surplus: no further attempt."""
@@ -75,6 +83,8 @@ class ExecutionHooks:
     terminated: Callable[[ExecutionId, ClosingReason], None]
     sealed: Callable[[ExecutionSealed], None]
     outcome: Callable[[Execution], None]
+    permit: Callable[[], Permit] = lambda: RUN
+    """May one start now, and with which time limit?"""
 
 
 @dataclass
@@ -87,6 +97,8 @@ class ExecutionTable:
     """Launches that wait for a gateway, in order."""
     used: dict[ExecutionId, int] = field(default_factory=dict)
     """Numbers of attempts that survivors know and the journal may not: the next attempt has a higher one."""
+    held: dict[ExecutionId, None] = field(default_factory=dict)
+    """Launches that do not fit into what is left of the job, in order."""
 
     # ---- upward: decisions of the schedule --------------------------------------------------------------------
 
@@ -100,18 +112,31 @@ class ExecutionTable:
         if not self.hooks.gateway_url():
             self.waiting[id] = None
             return
+        permit = self.hooks.permit()
+        if not permit.start:
+            self.held[id] = None
+            return
         execution.attempt = max(execution.attempt, self.used.pop(id, 0)) + 1
         execution.closed = execution.sealed = execution.assessment = None
         self.hooks.opened(execution)
         self._open_at_gateway(execution)
+        execution.walltime_s = permit.limit_s
         self._start_at_runner(execution)
+
+    def launch_held(self) -> None:
+        """Try again what did not fit: estimates fall, time limits are raised."""
+        if self.held and self.hooks.permit().start:
+            held, self.held = self.held, {}
+            for id in held:
+                self.launch(id)
 
     def withdraw(self, id: ExecutionId) -> None:
         """Surplus: one that does not run never starts, a running one is cancelled. Each is terminated once."""
         execution = self.executions[id]
         execution.withdrawn = True
-        waits = id in self.waiting
+        waits = id in self.waiting or id in self.held
         self.waiting.pop(id, None)
+        self.held.pop(id, None)
         if execution.attempt == 0 or waits:
             self._end(execution, ClosingReason.CANCELLED_SURPLUS)
         elif execution.outcome is None and execution.closed is None:
@@ -148,6 +173,12 @@ class ExecutionTable:
             return
         execution.assessment = message.assessment
         self._settle(execution)
+
+    def interrupted(self, message: ExecutionInterrupted) -> None:
+        """Its program got a signal that was not meant for it."""
+        execution = self._current(message.execution, message.attempt)
+        if execution is not None and execution.closed is None:
+            self.repeat(execution)
 
     # ---- deaths ------------------------------------------------------------------------------------------------
 
@@ -196,7 +227,8 @@ class ExecutionTable:
         """Another attempt under the same id; none for surplus, or when too many were cut short."""
         if execution.withdrawn:
             self._end(execution, ClosingReason.CANCELLED_SURPLUS)
-        elif execution.attempt < MAX_ATTEMPTS:
+        elif execution.repeats + 1 < MAX_ATTEMPTS:
+            execution.repeats += 1
             self.launch(execution.id)
         else:
             self._end(execution, ClosingReason.INFRASTRUCTURE)
@@ -260,8 +292,10 @@ class ExecutionTable:
         return [item for _, item in sorted(self.executions.items()) if item.attempt and item.outcome is None]
 
     def started_and_unfinished(self) -> Iterable[Execution]:
-        """Unfinished executions whose next attempt does not wait for a gateway."""
-        return [item for item in self.unfinished() if item.id not in self.waiting]
+        """Unfinished executions whose next attempt waits neither for a gateway nor for another job."""
+        return [
+            item for item in self.unfinished() if item.id not in self.waiting and item.id not in self.held
+        ]
 
     # ---- steps -------------------------------------------------------------------------------------------------
 
@@ -285,6 +319,7 @@ class ExecutionTable:
                 base_url=url,
                 seed=self.hooks.harness_seed(execution.id),
                 evaluation=execution.evaluation,
+                walltime_s=execution.walltime_s,
             )
         )
 

@@ -2,7 +2,8 @@
 
 `owner` is created O_EXCL by the first controller, `owner.<epoch>` by each that takes over. The highest epoch owns the
 run and fences the rest: every message carries it. Taking over is allowed to a later restart of the same Slurm job, when
-Slurm calls the owner's job terminal, on the same host when the owning process is gone, and with `force` otherwise.
+Slurm calls the owner's job terminal, on the same host when the owning process is gone, to anyone when the owner ended in order
+(`release`), and with `force` otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import psutil
 from gyre_hpc.errors import CorruptRecord, RunOwned
 from gyre_hpc.launch.identity import ProcessIdentity, boot_id
 from gyre_hpc.launch.job_state import ENDED, job_state
+
+RELEASED = "released"
+"""File with the epoch of the newest controller that ended in order."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -68,7 +72,7 @@ def read_owner(run: Path) -> Owner | None:
 def acquire(run: Path, *, force: bool = False) -> Owner:
     """Own the run folder. Raises RunOwned naming the live (or unprovably dead) owner."""
     previous = read_owner(run)
-    if previous is not None and not force:
+    if previous is not None and not force and _released(run) != previous.epoch:
         reason = _why_alive(previous)
         if reason:
             raise RunOwned(
@@ -94,7 +98,29 @@ def acquire(run: Path, *, force: bool = False) -> Owner:
 def why_alive(run: Path) -> str:
     """Why a controller of this run may be alive; "" when none has owned the folder or the last is provably gone."""
     owner = read_owner(run)
-    return "" if owner is None else _why_alive(owner)
+    return "" if owner is None or _released(run) == owner.epoch else _why_alive(owner)
+
+
+def release(run: Path, owner: Owner) -> None:
+    """The controller of `owner` has ended in order: anyone may go on, wherever it starts and whatever Slurm still knows."""
+    partial = run / ".released"
+    partial.write_text(f"{owner.epoch}\n")
+    os.replace(partial, run / RELEASED)
+
+
+def _released(run: Path) -> int:
+    """The newest epoch that ended in order, 0 if none did."""
+    try:
+        return int((run / RELEASED).read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def run_of_job(root: Path, job: str) -> Path | None:
+    """The run below `root` that this Slurm job owned last; None if there is none."""
+    folders = {path.parent for path in root.glob("*/owner*")}
+    owners = [(folder, read_owner(folder)) for folder in sorted(folders)]
+    return next((folder for folder, owner in owners if owner is not None and owner.job == job), None)
 
 
 def _why_alive(owner: Owner) -> str:

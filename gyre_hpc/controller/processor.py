@@ -13,14 +13,13 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gyre_hpc.config import RunConfig, load_run_config
+from gyre_hpc.config import ClusterConfig, RunConfig, load_run_config
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.watchdog import outlive
@@ -52,6 +51,7 @@ from gyre_hpc.transport.messages import (
     ShardSealed,
     Shutdown,
 )
+from gyre_hpc.transport.notice import heed_signals
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +302,8 @@ async def serve(run: Path, incarnation: int) -> int | None:
 
     error = ""
     try:
-        orphaned = await _work(link, Processor(layout, config, publish, regions.drop, link.send))
+        processor = Processor(layout, config, publish, regions.drop, link.send)
+        orphaned = await _work(link, processor, config.cluster)
     except GyreError as fault:
         error = str(fault)
         raise
@@ -313,7 +314,7 @@ async def serve(run: Path, incarnation: int) -> int | None:
     return link.epoch if orphaned else None
 
 
-async def _work(link: Link, processor: Processor) -> bool:
+async def _work(link: Link, processor: Processor, cluster: ClusterConfig) -> bool:
     """Messages as they come, the logs every POLL_S, a last shard at an orderly end. Whether the link broke."""
     inbox: asyncio.Queue[Message | None] = asyncio.Queue()
 
@@ -325,8 +326,7 @@ async def _work(link: Link, processor: Processor) -> bool:
     def stop() -> None:
         inbox.put_nowait(Shutdown("signal"))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    heed_signals(cluster, lambda: link, stop)
     receiving = asyncio.create_task(pump())
     try:
         while True:

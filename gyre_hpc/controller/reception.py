@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gyre_hpc.config import RunConfig
@@ -63,6 +64,8 @@ class Reception:
     observer: Observer
     supervision: Supervision
     guests: Guests
+    asked_to_end: Callable[[str], None] = lambda peer: None
+    """Called when SIGTERM reached a peer that nobody of us has told to end."""
     services: set[PeerKind] = field(default_factory=set)
     running_calls: dict[int, int] = field(default_factory=dict)
     """Model calls per cell, as the gateway said last."""
@@ -75,6 +78,8 @@ class Reception:
             case Said(peer=peer, message=msg.Goodbye(error=error)):
                 if error:
                     self.supervision.said_goodbye(peer, error)
+            case Said(peer=peer, message=msg.AskedToEnd()):
+                self.asked_to_end(_name(peer))
             case Said(peer=peer, message=message):
                 self._said(peer, message)
             case Connected(peer=(PeerKind.CELL, index)):
@@ -184,6 +189,8 @@ class Reception:
                 self.executions.started(message)
             case msg.ExecutionClosed():
                 self.executions.closed(message)
+            case msg.ExecutionInterrupted():
+                self.executions.interrupted(message)
             case msg.ExecutionAssessed():
                 self.executions.assessed(message)
             case msg.ExecutionSealed():

@@ -51,11 +51,17 @@ def _restore(execution: Execution, history: History) -> None:
         execution.closed, execution.sealed = _ends(execution, history)
 
 
-def go_on(table: ExecutionTable, history: History, holdings: Holdings = NOTHING) -> None:
-    """Go on with, launch, assess or end what the earlier controller left open. Launches wait for the gateway."""
+def go_on(
+    table: ExecutionTable, history: History, tell: Callable[[str], None], holdings: Holdings = NOTHING
+) -> None:
+    """Go on with, launch, assess or end what the earlier controller left open. Launches wait for the gateway.
+
+    Tells of attempts that ended with it.
+    """
     running = {id for evaluation in history.state.evaluations for id in evaluation.running}
     kept = {id for id, item in table.executions.items() if _goes_on(item, history, holdings)}
     _return_the_rest(table, holdings, kept)
+    cut = [it for it in table.unfinished() if not (it.terminated or it.withdrawn or it.id in kept)]
     for id, execution in sorted(table.executions.items()):
         live = history.state.executions.get(id)
         if execution.outcome is not None:
@@ -68,6 +74,12 @@ def go_on(table: ExecutionTable, history: History, holdings: Holdings = NOTHING)
             table.repeat(execution)
         elif id in running or (live is not None and live.stage is not Stage.QUEUED):
             table.launch(id)
+    if cut:
+        most = max(cut, key=lambda item: item.attempt)
+        tell(
+            f"{len(cut)} executions ended with the controller before this one and are started again; of execution"
+            f" {most.id} ({most.query}) {history.attempts[most.id][0]} attempts"
+        )
 
 
 def _goes_on(execution: Execution, history: History, holdings: Holdings) -> bool:

@@ -15,10 +15,11 @@ from gyre_hpc import models
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.controller.adoption import expect_survivors
 from gyre_hpc.controller.controller import Controller, RunContext
+from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.freeze import freeze_code
 from gyre_hpc.controller.history import History, read_history
 from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.owner import acquire
+from gyre_hpc.controller.owner import acquire, release
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.errors import GyreError, Interrupted, MissingInput
@@ -69,7 +70,8 @@ def schedule_settings(config: RunConfig) -> Settings:
 def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
     """Run to the end and `finish`. Raises the taxonomy's errors; the run folder stays resumable.
 
-    After Ctrl-C or SIGTERM the newest version is on disk and the run is finished as far as it came; then Interrupted.
+    After Ctrl-C or SIGTERM the newest version is on disk and the run is finished as far as it came; then Interrupted. A job
+    that ends before its run is handed back: HandedBack, or NoProgress (`controller.departure`).
     """
     resumed = bool(config.resume)
     if resumed:
@@ -88,13 +90,17 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
         log.info("controller %s", whereabouts())
         for path in call_logs(layout):
             check_call_log(path)
-        interrupted = asyncio.run(_control(config, layout, owner.epoch))
+        left = asyncio.run(_control(config, layout, owner.epoch))
+        release(layout.root, owner)
+        if left is not None:
+            left.hand_back()
     finish(layout)
-    if interrupted:
+    if left is not None and left.ending is not None:
+        again = "gyre submit" if config.cluster.kind == "slurm" else "gyre train"
         raise Interrupted(
-            f"{layout.root}: interrupted by {interrupted}; nothing finished is lost",
-            fix=f"go on with: gyre train resume={layout.root}",
-            signal=signal.Signals[interrupted],
+            f"{layout.root}: interrupted by {left.ending}; nothing finished is lost",
+            fix=f"go on with: {again} resume={layout.root}",
+            signal=signal.Signals[left.ending.signal],
         )
 
 
@@ -125,7 +131,8 @@ def _logged_to(folder: Path) -> Iterator[None]:
         handler.close()
 
 
-async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
+async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departure | None:
+    """Run the controller; how it left, if that was before the run's end."""
     history: History = read_history(layout.journal, schedule_settings(config))
     secret = write_secret(layout)
     settle_host(config.cluster)
@@ -150,9 +157,10 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> str:
     expect_survivors(peers, config, layout)
     controller = Controller(context, peers, history)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, controller.interrupt, signal.Signals(number).name)
+    signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR2] if config.cluster.kind == "slurm" else []))
+    for number in signals:
+        loop.add_signal_handler(number, controller.departure.signalled, signal.Signals(number).name)
     try:
-        return await controller.run()
+        return None if await controller.run() is None else controller.departure
     finally:
         remove_leftovers(run_key(secret))

@@ -58,6 +58,9 @@ class WeightKeeper:
     restored: tuple[CellId, TrainerRestored] | None = None
     restoring: CellId | None = None
     publishing: Version | None = None
+    took: Callable[[float], None] = lambda seconds: None
+    """Called with the seconds from asking for a checkpoint to its end."""
+    _asked_at: dict[Version, float] = field(default_factory=dict)
     _tidying: set[asyncio.Task[None]] = field(default_factory=set)
 
     # ---- restore ------------------------------------------------------------------------------------------------
@@ -102,7 +105,16 @@ class WeightKeeper:
         """Write the core's weights as `version`, with a checkpoint every `every` publications and at the end."""
         self.publications += 1
         self.publishing = version
-        self.send(core, PublishWeights(version, last or self.publications % self.every == 0))
+        self._ask(core, version, checkpoint=last or self.publications % self.every == 0)
+
+    def save(self, core: CellId, version: Version) -> None:
+        """Write a checkpoint of a version that is not published by it."""
+        self._ask(core, version, checkpoint=True)
+
+    def _ask(self, core: CellId, version: Version, *, checkpoint: bool) -> None:
+        if checkpoint:
+            self._asked_at[version] = time.monotonic()
+        self.send(core, PublishWeights(version, checkpoint))
 
     def expose(self, core: CellId, version: Version) -> None:
         """A later step of the burst: satellites need the new snapshot, engines do not."""
@@ -112,6 +124,9 @@ class WeightKeeper:
     def weights_published(self, message: WeightsPublished) -> None:
         self.batches.snapshot_ready(message.weights)
         if message.checkpoint:
+            asked_at = self._asked_at.pop(message.version, None)
+            if asked_at is not None:
+                self.took(time.monotonic() - asked_at)
             self.checkpointed(message.version, message.checkpoint)
         if self.publishing == message.version:
             self.publishing = None

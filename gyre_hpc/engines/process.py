@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from gyre_hpc.records import Version
 POLL_S = 0.05
 """Interval of looking for the child's port file."""
 STOP_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds between SIGINT and SIGKILL."""
 
 
 class EngineStartFailed(GyreError):
@@ -114,12 +115,12 @@ class EngineProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """End it: SIGTERM, then SIGKILL after a grace. Nothing if it has ended."""
+        """End it: SIGINT (SIGTERM may come from Slurm to all of the step), then SIGKILL after a grace."""
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+            process.send_signal(signal.SIGINT)
             try:
                 await asyncio.wait_for(process.wait(), STOP_GRACE_S)
             except TimeoutError:

@@ -1,6 +1,7 @@
 """The attempts one runner works on: order in, reports out.
 
     StartExecution -> ExecutionStarted -> ExecutionClosed -> ExecutionAssessed (scored reasons only)
+                                       -> ExecutionInterrupted (ended after a signal to the whole step)
 
 Invariants: an attempt is started at most once, whatever is repeated; every started order is closed exactly once; a scored
 closing is assessed exactly once. What was reported is kept until the execution's outcome is recorded (ForgetExecution) and
@@ -11,9 +12,12 @@ the runner.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import math
 import os
+import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +41,7 @@ from gyre_hpc.transport.messages import (
     CancelExecution,
     ExecutionAssessed,
     ExecutionClosed,
+    ExecutionInterrupted,
     ExecutionStarted,
     ForgetExecution,
     HeldBack,
@@ -47,6 +52,11 @@ from gyre_hpc.transport.messages import (
 log = logging.getLogger(__name__)
 
 Key = tuple[ExecutionId, int]
+BY_ITSELF = (ClosingReason.COMPLETED, ClosingReason.FAILED)
+"""Reasons of a program that ended without having been ended."""
+BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+SIGNAL_S = 2.0
+"""Slurm signals the processes of a step one after the other; within this the runner has its own."""
 LEAST_FREE_BYTES = 1 << 20
 """With less free space on the run's file system an execution is not judged."""
 
@@ -72,6 +82,8 @@ class Attempt:
     folder: Path
     supervision: Supervision | None
     reports: list[Message]
+    signalled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its program got a signal that was not meant for it."""
     work: asyncio.Task[None] = field(init=False)
 
 
@@ -91,7 +103,8 @@ class Attempts:
         """Begin an attempt; a repeated order changes nothing."""
         harness = self._services.config.harness
         credit = self._services.config.gateway.max_stall_credit_s
-        limits = Limits(harness.timeout_s, harness.overall_timeout_s, credit)
+        walltime = order.walltime_s or math.inf
+        limits = Limits(harness.timeout_s, harness.overall_timeout_s, credit, walltime)
         self._begin(order, Supervision(limits), lambda attempt: self._execute(attempt, order))
 
     def assess(self, order: AssessExecution) -> None:
@@ -130,6 +143,11 @@ class Attempts:
         for attempt in self._all():
             if attempt.supervision is not None:
                 attempt.supervision.adopted()
+
+    def signalled(self) -> None:
+        """SIGTERM went to every process of the step, programs too: how one of these ends says nothing any more."""
+        for attempt in self._all():
+            attempt.signalled.set()
 
     def repeat_reports(self) -> None:
         """Tell a controller that came back everything that was reported so far."""
@@ -176,6 +194,13 @@ class Attempts:
 
     async def _execute(self, attempt: Attempt, order: StartExecution) -> None:
         closing = self._excused(await self._supervised(attempt, order))
+        if await self._interrupted(attempt, closing):
+            log.warning(
+                "execution %d attempt %d: void, it ended after a signal to the whole step", *attempt.key
+            )
+            self._report(attempt, ExecutionInterrupted(*attempt.key))
+            await asyncio.to_thread(self._clean, attempt.folder)
+            return
         log.info("execution %d attempt %d: %s %s", *attempt.key, closing.reason, closing.detail)
         self._report(
             attempt,
@@ -185,6 +210,13 @@ class Attempts:
             assert attempt.supervision is not None
             await self._assessed(attempt, order.query, attempt.supervision.overall_left_s())
         await asyncio.to_thread(self._clean, attempt.folder)
+
+    async def _interrupted(self, attempt: Attempt, closing: Closing) -> bool:
+        """Whether a signal to the whole step ended the program. It may reach the program first, and us a little later."""
+        if closing.exit_code in BY_SIGTERM and self._services.config.cluster.kind == "slurm":
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(attempt.signalled.wait(), SIGNAL_S)
+        return attempt.signalled.is_set() and closing.reason in BY_ITSELF
 
     async def _supervised(self, attempt: Attempt, order: StartExecution) -> Closing:
         assert attempt.supervision is not None

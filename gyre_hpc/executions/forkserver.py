@@ -33,6 +33,11 @@ END_GRACE_MS = 5000
 """Without namespaces the keeper kills the descendants itself; it is killed too if that takes longer than this."""
 
 
+END = signal.SIGUSR1
+"""Asks a keeper without namespaces to end. SIGTERM is ignored by all three: Slurm sends it to every process of a step long
+before the end. The program gets it all the same; its owner knows (`Attempts.signalled`)."""
+
+
 class LaunchSpec(NamedTuple):
     """One program to start. `root` None = no namespaces. `file_limit` bounds any file it writes (bytes, 0 = none)."""
 
@@ -62,7 +67,8 @@ def serve(descriptor: int) -> None:
     """Fork a guard for every request until the owner closes its end."""
     owner = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     gc.disable()
     gc.freeze()
     while True:
@@ -119,7 +125,7 @@ def guard(channel_fd: int, out: int, err: int) -> None:
         _as_process(keep, spec, report_end, life_end, out, err)
     for descriptor in (report_end, life_end, out, err):
         os.close(descriptor)
-    _watch(channel, report, life, keeper, signal.SIGTERM if spec.root is None else signal.SIGKILL)
+    _watch(channel, report, life, keeper, END if spec.root is None else signal.SIGKILL)
 
 
 def _read_spec(channel: socket.socket) -> LaunchSpec | None:
@@ -171,11 +177,11 @@ def _watch(channel: socket.socket, report: int, life: int, keeper: int, ending: 
 def keep(spec: LaunchSpec, report: int, life: int, out: int, err: int) -> None:
     """Start the target, reap everything below, report the target's wait status. Text in `report` = it did not start."""
     isolated = spec.root is not None
-    namespace.die_with_parent(signal.SIGKILL if isolated else signal.SIGTERM)
+    namespace.die_with_parent(signal.SIGKILL if isolated else END)
     try:
         if not isolated:
             namespace.adopt_orphans()
-            signal.signal(signal.SIGTERM, _end)
+            signal.signal(END, _end)
         try:
             target = _start(spec, out, err)
         except OSError as error:
@@ -198,7 +204,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 def end_children() -> None:
     """Kill and reap children until none is left; the children of the killed become ours (we adopt orphans)."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(END, signal.SIG_IGN)
     try:
         while True:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:

@@ -1,6 +1,6 @@
 """The runner process: `python -m gyre_hpc.executions.runner --run RUN --incarnation K`.
 
-Takes orders from the controller over its link and works them off with `Attempts`. It ends on Shutdown, on SIGTERM, or when
+Takes orders from the controller over its link and works them off with `Attempts`. It ends on Shutdown, on a signal (`notice`), or when
 its controller has been gone for `cluster.orphan_grace_s`; one resumed in that time (a higher epoch) is told first which
 attempts are held, then again what was reported of them. Without a controller the harness clocks stand still: nobody passes
 on what the gateway holds. However the runner ends, its programs end with it: their channels close.
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -42,6 +41,7 @@ from gyre_hpc.transport.messages import (
     Shutdown,
     StartExecution,
 )
+from gyre_hpc.transport.notice import heed_signals
 from gyre_hpc.transport.succession import first_wait, orphan_grace, until_succession
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class Runner:
         self._config = config
         self._layout = layout
         self._incarnation = incarnation
-        self._link: Link | None = None
+        self.link: Link | None = None
+        self._attempts: Attempts | None = None
         self._epoch = -1
         """Of the last controller."""
 
@@ -64,15 +65,21 @@ class Runner:
         error = ""
         try:
             services = await self._prepared(launcher)
-            await self._serve(Attempts(services, self._send))
+            self._attempts = Attempts(services, self._send)
+            await self._serve(self._attempts)
         except GyreError as fault:
             error = str(fault)
             raise
         finally:
             await launcher.close()
-            if self._link is not None:
-                self._link.send(Goodbye(error))
-                await self._link.close()
+            if self.link is not None:
+                self.link.send(Goodbye(error))
+                await self.link.close()
+
+    def signalled(self) -> None:
+        """SIGTERM came to all processes of this step."""
+        if self._attempts is not None:
+            self._attempts.signalled()
 
     async def _prepared(self, launcher: Launcher) -> Services:
         """Services and link. What this node lacks is said over the link as well, as the reason of the Goodbye."""
@@ -89,10 +96,10 @@ class Runner:
         grace_s = orphan_grace(self._config.cluster)
         try:
             while True:
-                assert self._link is not None
-                self._greet(attempts, self._link)
-                async with until_succession(self._link, self._layout):
-                    while (message := await self._link.receive()) is not None:
+                assert self.link is not None
+                self._greet(attempts, self.link)
+                async with until_succession(self.link, self._layout):
+                    while (message := await self.link.receive()) is not None:
                         if isinstance(message, Shutdown):
                             return
                         _obey(attempts, message)
@@ -113,7 +120,7 @@ class Runner:
 
     async def _connect(self, timeout_s: float) -> None:
         hello = Hello(PeerKind.RUNNER, 0, os.getpid(), node_name(), "")
-        self._link = await Link.connect(
+        self.link = await Link.connect(
             self._layout,
             hello,
             self._incarnation,
@@ -122,8 +129,8 @@ class Runner:
         )
 
     def _send(self, message: Message) -> None:
-        assert self._link is not None
-        self._link.send(message)
+        assert self.link is not None
+        self.link.send(message)
 
 
 def _obey(attempts: Attempts, message: Message) -> None:
@@ -168,12 +175,16 @@ def check(config: RunConfig, layout: RunLayout) -> None:
 
 
 async def serve(run: Path, incarnation: int) -> None:
-    """The life of the process; SIGTERM and SIGINT end it as Shutdown does."""
+    """The life of the process; a signal (`transport.notice`) ends it as Shutdown does."""
     config = load_run_config(run)
     record_service(RunLayout(run.resolve()), PeerKind.RUNNER, incarnation)
-    work = asyncio.create_task(Runner(config, RunLayout(run.resolve()), incarnation).run())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    runner = Runner(config, RunLayout(run.resolve()), incarnation)
+    work = asyncio.create_task(runner.run())
+
+    def end() -> None:
+        work.cancel()
+
+    heed_signals(config.cluster, lambda: runner.link, end, runner.signalled)
     await asyncio.wait([work])
     if not work.cancelled():
         work.result()

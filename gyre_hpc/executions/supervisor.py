@@ -6,13 +6,14 @@ start and stands still while the gateway holds a call (told by `held`), or nobod
 Invariant: when `run` returns or raises, no process of the execution is left.
 
     exit 0 -> completed          other exit -> failed             harness limit -> harness_timeout
-    overall limit -> overall_timeout      cannot start, guard lost -> infrastructure      cancel(reason) -> that reason
+    overall limit -> overall_timeout      end of the job -> walltime      cannot start, guard lost -> infrastructure      cancel(reason) -> that reason
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,11 +30,12 @@ LEAST_WAIT_S = 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds. `max_stall_credit_s` is the most the harness clock may stand still."""
+    """Seconds. `max_stall_credit_s` is the most the harness clock may stand still; `walltime_s` runs from the order."""
 
     harness_s: float
     overall_s: float
     max_stall_credit_s: float = 0.0
+    walltime_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,11 @@ class Supervision:
         if self._cancelled.done():
             return Closing(self._cancelled.result(), None, "cancelled", wall_s)
         assert limit is not None
-        seconds = self._limits.harness_s if limit is ClosingReason.HARNESS_TIMEOUT else self._limits.overall_s
+        seconds = {
+            ClosingReason.HARNESS_TIMEOUT: self._limits.harness_s,
+            ClosingReason.OVERALL_TIMEOUT: self._limits.overall_s,
+            ClosingReason.WALLTIME: self._limits.walltime_s,
+        }[limit]
         return Closing(
             limit, None, f"limit of {seconds:g} s, {self._held_s:.1f} s held by the gateway", wall_s
         )
@@ -138,9 +144,13 @@ class Supervision:
         credit = min(self._held_so_far_s(), self._limits.max_stall_credit_s)
         harness_left = begun + self._limits.harness_s + credit - time.monotonic()
         overall_left = self.overall_left_s()
-        if overall_left <= harness_left:
-            return overall_left, ClosingReason.OVERALL_TIMEOUT
-        return harness_left, ClosingReason.HARNESS_TIMEOUT
+        walltime_left = self._ordered + self._limits.walltime_s - time.monotonic()
+        return min(
+            (overall_left, ClosingReason.OVERALL_TIMEOUT),
+            (harness_left, ClosingReason.HARNESS_TIMEOUT),
+            (walltime_left, ClosingReason.WALLTIME),
+            key=lambda limit: limit[0],
+        )
 
     def _exited(self, exited: asyncio.Future[int], log: Path, wall_s: float) -> Closing:
         try:

@@ -55,10 +55,13 @@ def listen(host: str) -> socket.socket:
 
 
 class Supervisor:
-    """The parent: socket and workers."""
+    """The parent: socket and workers. `shielded`: SIGTERM is the worker's to judge, whose end ends the parent."""
 
-    def __init__(self, run: Path, incarnation: int, listening: socket.socket) -> None:
+    def __init__(
+        self, run: Path, incarnation: int, listening: socket.socket, *, shielded: bool = False
+    ) -> None:
         self._run = run
+        self._shielded = shielded
         self._first = incarnation
         self._socket = listening
         self._ending = threading.Event()
@@ -66,8 +69,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep a worker alive; the exit code of the last one."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if self._shielded else self._on_signal)
         incarnation, short_lives = self._first, 0
         while True:
             started = time.monotonic()
@@ -140,7 +143,8 @@ def main(arguments: list[str] | None = None) -> int:
         record_service(RunLayout(options.run.resolve()), PeerKind.GATEWAY, options.incarnation)
         cluster = load_run_config(options.run).cluster
         settle_host(cluster, RunLayout(options.run))
-        return Supervisor(options.run, options.incarnation, listen(cluster.host)).run()
+        listening, shielded = listen(cluster.host), cluster.kind == "slurm"
+        return Supervisor(options.run, options.incarnation, listening, shielded=shielded).run()
     except GyreError as error:
         log.error("%s", error)
         return error.exit_code

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Coroutine
 from dataclasses import asdict
@@ -51,6 +50,7 @@ from gyre_hpc.transport.messages import (
     Unroute,
     Unrouted,
 )
+from gyre_hpc.transport.notice import heed_signals
 from gyre_hpc.transport.rendezvous import engine_token, read_secret
 from gyre_hpc.transport.succession import first_wait, orphan_grace, until_succession
 
@@ -101,9 +101,7 @@ class Worker:
         router = Router(self._engine, self._engine_fault)
         self._app = GatewayApp(rendering, router, call_log, config.gateway, config.model.max_context)
         log.info("%d open executions restored from %s", restore(self._app, logged), path)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._ending.set)
+        heed_signals(config.cluster, lambda: self._link, self._ending.set)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
             runner = web.AppRunner(
                 web_app(self._app), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S

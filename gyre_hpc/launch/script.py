@@ -95,7 +95,7 @@ def _batch(job: JobConfig, names: Names) -> Iterator[str]:
     yield f"--output={names.log}"
     yield "--open-mode=append"
     if job.margin_s:
-        yield f"--signal=B:TERM@{job.margin_s}"
+        yield f"--signal=B:USR2@{job.margin_s}"
 
 
 def _directive(word: str) -> str:

@@ -13,15 +13,16 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from gyre_hpc.config import RunConfig
+from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.margin import check_margin
 from gyre_hpc.launch.plan import child_environment
 from gyre_hpc.launch.request import request_for
 from gyre_hpc.launch.script import Names, render
@@ -76,6 +77,21 @@ def submit(script: str, layout: RunLayout) -> Submission:
     for link in layout.jobs.glob(".submission_file_*"):
         link.unlink()
     return Submission(str(job.job_id), Path(job.paths.submission_file), layout.jobs / f"{job.job_id}.log")
+
+
+def submit_run(config: RunConfig, layout: RunLayout) -> Submission:
+    """Submit the run. Its `cluster.job` is kept in config.yaml: the controller goes by what its job was asked with. Nodes excluded
+    for once are not kept.
+
+    Raises ConfigError for a margin that no checkpoint of the run fits into, and what `submit` raises.
+    """
+    check_margin(config.cluster.job, layout)
+    kept = load_run_config(layout.root)
+    asked = replace(config.cluster.job, exclude=kept.cluster.job.exclude)
+    if kept.cluster.job != asked:
+        kept.cluster.job = asked
+        save_run_config(kept, layout.root)
+    return submit(script_for(config, layout), layout)
 
 
 def check_slurm() -> None:

@@ -112,7 +112,7 @@ def _submitted(ready: Ready, manifest: Manifest) -> Entry:
         if layout is None:
             layout = new_run(ready.config)
             manifest.record(ready.point, run=layout, time=_now())
-        taken = slurm.submit(slurm.script_for(ready.config, layout), layout)
+        taken = slurm.submit_run(ready.config, layout)
     except GyreError as error:
         return manifest.record(ready.point, run=layout, error=str(error), time=_now())
     return manifest.record(ready.point, run=layout, job=taken.job, time=_now())

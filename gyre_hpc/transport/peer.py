@@ -26,7 +26,7 @@ import msgspec
 from gyre_hpc.errors import PeerLost, ProtocolViolation
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.channel import Channel
-from gyre_hpc.transport.messages import FromController, FromPeer, Heartbeat, Hello, Message
+from gyre_hpc.transport.messages import FromController, FromPeer, Heartbeat, Hello, Message, Shutdown
 from gyre_hpc.transport.rendezvous import Rendezvous, read_rendezvous, read_secret
 from gyre_hpc.transport.wire import (
     CLOSE_S,
@@ -79,7 +79,13 @@ class Link:
         self.channel = Channel(lambda frames: self._sender.put(frames), self._take_carried)
         self._sender = _Sender(sock, epoch, incarnation, heartbeat_s, self.channel)
         self._ended = False
+        self._told_to_end = False
         self._pump = asyncio.create_task(self._read())
+
+    @property
+    def obeys(self) -> bool:
+        """Whether a controller is there that has not yet told this peer to end."""
+        return not (self._ended or self._told_to_end or self._pump.done())
 
     @classmethod
     async def connect(
@@ -139,6 +145,7 @@ class Link:
         message = None if self._ended else await self._inbox.get()
         if message is None:
             self._ended = True
+        self._told_to_end = self._told_to_end or isinstance(message, Shutdown)
         return message
 
     def expect_channel(self) -> None:

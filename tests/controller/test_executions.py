@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from gyre_hpc.controller.executions import MAX_ATTEMPTS, Execution, ExecutionHooks, ExecutionTable
+from gyre_hpc.controller.walltime import HOLD, Permit
 from gyre_hpc.records import Assessment, ClosingReason, ExecutionId, GroupId
 from gyre_hpc.transport import messages as msg
 
@@ -222,3 +225,40 @@ def test_an_execution_that_was_terminated_without_a_record_keeps_its_reason() ->
     world.table.close_again(execution, ClosingReason.OVERALL_TIMEOUT)
     assert world.outcomes[0].reason is ClosingReason.OVERALL_TIMEOUT
     assert world.runner == [msg.ForgetExecution(ID)]
+
+
+def test_what_does_not_fit_is_held_and_tried_again() -> None:
+    world, permits = World(), [HOLD, HOLD, HOLD, Permit(True, 20.0), Permit(True, 20.0)]
+    world.table.hooks = dataclasses.replace(world.table.hooks, permit=lambda: permits.pop(0))
+    world.table.launch(ID)
+    world.table.launch_held()
+    assert world.runner == world.gateway == [] and list(world.table.held) == [ID]
+    world.table.launch_held()
+    world.table.launch_held()
+    (start,) = [message for message in world.runner if isinstance(message, msg.StartExecution)]
+    assert start.walltime_s == 20.0 and not world.table.held
+
+
+def test_a_held_execution_that_is_surplus_never_starts() -> None:
+    world = World()
+    world.table.hooks = dataclasses.replace(world.table.hooks, permit=lambda: HOLD)
+    world.table.launch(ID)
+    world.table.withdraw(ID)
+    assert world.terminated == [(ID, ClosingReason.CANCELLED_SURPLUS)] and not world.table.held
+
+
+def test_an_attempt_that_was_interrupted_is_repeated() -> None:
+    world = World()
+    world.table.launch(ID)
+    world.table.started(msg.ExecutionStarted(ID, 1))
+    world.table.interrupted(msg.ExecutionInterrupted(ID, 1))
+    world.table.interrupted(msg.ExecutionInterrupted(ID, 1))
+    assert world.table.executions[ID].attempt == 2 and world.launched == [ID] and not world.outcomes
+
+
+def test_attempts_of_earlier_jobs_do_not_use_up_those_of_this_one() -> None:
+    world = World()
+    world.table.executions[ID].attempt = MAX_ATTEMPTS + 3
+    world.table.launch(ID)
+    world.table.runner_lost()
+    assert world.table.executions[ID].attempt == MAX_ATTEMPTS + 5 and not world.outcomes

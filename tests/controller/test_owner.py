@@ -11,7 +11,15 @@ import msgspec
 import psutil
 import pytest
 
-from gyre_hpc.controller.owner import Owner, acquire, current_owner, owner_path, read_owner
+from gyre_hpc.controller.owner import (
+    Owner,
+    acquire,
+    current_owner,
+    owner_path,
+    read_owner,
+    release,
+    run_of_job,
+)
 from gyre_hpc.errors import CorruptRecord, RunOwned
 
 
@@ -72,3 +80,20 @@ def test_an_unreadable_owner_record_is_named(tmp_path: Path) -> None:
 def test_owner_round_trip() -> None:
     owner = current_owner(3)
     assert msgspec.json.decode(msgspec.json.encode(owner), type=Owner) == owner
+
+
+def test_a_run_whose_controller_ended_in_order_is_free_wherever_that_was(tmp_path: Path) -> None:
+    """As for the successor of a job that Slurm has forgotten."""
+    own_as(tmp_path, host="elsewhere", job="77")
+    release(tmp_path, msgspec.structs.replace(current_owner(1), epoch=1))
+    assert acquire(tmp_path).epoch == 2
+    with pytest.raises(RunOwned):
+        acquire(tmp_path)
+
+
+def test_a_job_finds_the_run_it_began(tmp_path: Path) -> None:
+    for name, job in (("a", "76"), ("b", "77")):
+        (tmp_path / name).mkdir()
+        own_as(tmp_path / name, job=job)
+    assert run_of_job(tmp_path, "77") == tmp_path / "b"
+    assert run_of_job(tmp_path, "78") is None and run_of_job(tmp_path / "none", "77") is None

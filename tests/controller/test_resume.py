@@ -34,7 +34,7 @@ def resumed(history: History) -> Executions:
     world = Executions()
     world.table.executions.clear()
     resume.register_executions(world.table, history, TasksConfig(), lambda group: f"toy:{group}")
-    resume.go_on(world.table, history)
+    resume.go_on(world.table, history, lambda text: None)
     return world
 
 

@@ -39,7 +39,7 @@ class Watch:
 async def finish(folder: Path, steps: int, epoch: int = 1) -> Watch:
     watch = Watch()
     controller = make_controller(folder, small_run(steps, heldout=HELDOUT), epoch, watch)
-    assert await controller.run() == ""
+    assert await controller.run() is None
     assert not controller.executions.executions and not controller.evaluations.points
     return watch
 

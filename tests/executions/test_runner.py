@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -18,10 +19,12 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import Assessment, ClosingReason, ExecutionId
 from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
 from gyre_hpc.transport.messages import (
+    AskedToEnd,
     AssessExecution,
     CancelExecution,
     ExecutionAssessed,
     ExecutionClosed,
+    ExecutionInterrupted,
     ExecutionStarted,
     ForgetExecution,
     Goodbye,
@@ -334,3 +337,25 @@ async def test_what_is_recorded_is_forgotten_and_not_told_again(controller: Cont
     await controller.accept()
     assert (await controller.assessed()).execution == 1
     assert [getattr(message, "execution", None) for message in controller.said] == [1, 1, 1]
+
+
+async def test_a_signal_to_the_whole_step_is_told_and_voids_the_programs_it_ends(
+    controller: Controller, alive: Alive
+) -> None:
+    """As Slurm does at preemption: every process of the step gets SIGTERM, long before anything has to end."""
+    controller.config.cluster.kind = "slurm"
+    process = await controller.runner(f"exec > {alive.path}; echo up; sleep 1000")
+    controller.start(0)
+    await asyncio.to_thread(alive.wait_for, b"up")
+    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        each.send_signal(signal.SIGTERM)
+    await controller.until(lambda m: m == ExecutionInterrupted(ExecutionId(0), 0))
+    assert AskedToEnd("SIGTERM") in controller.said and process.returncode is None
+    controller.send(
+        StartExecution(ExecutionId(1), 0, f"{FAMILY}:1", "http://127.0.0.1:9/x/1", 11, False, 0.3)
+    )
+    closed = await controller.closed()
+    assert (closed.execution, closed.reason) == (1, ClosingReason.WALLTIME)
+    assert (await controller.assessed()).execution == 1
+    controller.send(Shutdown("told"))
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0

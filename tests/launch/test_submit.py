@@ -124,7 +124,7 @@ def test_what_sbatch_says_against_a_job_is_told_and_the_run_can_be_submitted_aga
     code, out, err = say("submit", f"resume={run}", "cluster.job.partition=other")
     assert code == 0, err
     assert "#SBATCH --partition=other" in (sbatch / "script").read_text()
-    assert load_run_config(run).cluster.job.partition == "debug"
+    assert load_run_config(run).cluster.job.partition == "other", "what the controller goes by"
     assert [path.name for path in (run / "jobs").iterdir()] == ["77_submission.sh"]
 
 

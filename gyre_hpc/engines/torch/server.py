@@ -309,7 +309,7 @@ async def listen(service: Service, host: str, port: int, token: str = "") -> tup
 
 
 async def serve(options: Options, host: str, port: int, port_file: Path | None, token: str) -> None:
-    """Bind, publish the address, serve until SIGTERM or SIGINT."""
+    """Bind, publish the address, serve until SIGINT, or SIGTERM unless it is ignored."""
     service = Service(options)
     runner, bound_host, bound_port = await listen(service, host, port, token)
     log.info("serving %s on %s:%d", options.model, bound_host, bound_port)
@@ -318,8 +318,10 @@ async def serve(options: Options, host: str, port: int, port_file: Path | None, 
         partial.write_text(f"{bound_host} {bound_port}\n")
         partial.rename(port_file)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
     service.abort_all()
     await runner.cleanup()
@@ -359,6 +361,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _arguments(argv)
     if args.parent is not None:
         die_with_parent(args.parent)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm's to the whole step: the parent judges it
     token = _token_of_stdin() if args.api_key_stdin else ""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     torch.set_num_threads(args.threads)

@@ -10,7 +10,16 @@ a `Serial` of their own, so that a late answer is never taken for that of a late
 from __future__ import annotations
 
 from gyre_hpc.transport.messages.adoption import Holding
-from gyre_hpc.transport.messages.base import Goodbye, Heartbeat, Hello, Message, PeerKind, Serial, Shutdown
+from gyre_hpc.transport.messages.base import (
+    AskedToEnd,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    PeerKind,
+    Serial,
+    Shutdown,
+)
 from gyre_hpc.transport.messages.cell import (
     BatchCommitted,
     BecomeEngine,
@@ -70,12 +79,14 @@ from gyre_hpc.transport.messages.runner import (
     CancelExecution,
     ExecutionAssessed,
     ExecutionClosed,
+    ExecutionInterrupted,
     ExecutionStarted,
     ForgetExecution,
     StartExecution,
 )
 
 __all__ = [
+    "AskedToEnd",
     "AssessExecution",
     "BatchCommitted",
     "BecomeEngine",
@@ -95,6 +106,7 @@ __all__ = [
     "EngineFault",
     "ExecutionAssessed",
     "ExecutionClosed",
+    "ExecutionInterrupted",
     "ExecutionOutcome",
     "ExecutionSealed",
     "ExecutionStarted",
@@ -148,6 +160,7 @@ FromPeer = (
     | Heartbeat
     | Goodbye
     | Holding
+    | AskedToEnd
     | Unrouted
     | EngineFault
     | ExecutionSealed
@@ -155,6 +168,7 @@ FromPeer = (
     | GatewayStatus
     | ExecutionStarted
     | ExecutionClosed
+    | ExecutionInterrupted
     | ExecutionAssessed
     | GroupProcessed
     | ShardSealed

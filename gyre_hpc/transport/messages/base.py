@@ -45,6 +45,12 @@ class Goodbye(Message, frozen=True):
     error: str = ""
 
 
+class AskedToEnd(Message, frozen=True):
+    """The signal reached the peer while nobody has told it to end: it goes on. The site may be ending its step or the job."""
+
+    signal: str
+
+
 class Shutdown(Message, frozen=True):
     """End cleanly: finish writes, say Goodbye, exit 0."""
 

@@ -15,6 +15,8 @@ class StartExecution(Message, frozen=True):
     base_url: str
     seed: int
     evaluation: bool
+    walltime_s: float = 0.0
+    """Seconds after which it is ended because the job ends, with reason WALLTIME; 0 = no such limit."""
 
 
 class CancelExecution(Message, frozen=True):
@@ -41,6 +43,13 @@ class ForgetExecution(Message, frozen=True):
 
 class ExecutionStarted(Message, frozen=True):
     """The harness process runs."""
+
+    execution: ExecutionId
+    attempt: int
+
+
+class ExecutionInterrupted(Message, frozen=True):
+    """The program ended after a signal to every process of the runner's step: its end says nothing, the attempt is void."""
 
     execution: ExecutionId
     attempt: int

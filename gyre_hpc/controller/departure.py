@@ -1,0 +1,273 @@
+"""When and why this controller leaves before its run is done, and what happens to its job then.
+
+Asks Slurm (in threads, never blocking the loop) what a signal means, keeps the job's end by its own clock, permits launches
+by the time that is left, and hands the job back once everything else has ended. `ending` is None until the run ends early;
+it is set once, unless a hurry follows: Slurm may begin to kill a job that was leaving. On one machine a signal is a person's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.controller.ending import Cause, Ending, How, how, judge_signal, judge_step, leave_at
+from gyre_hpc.controller.walltime import HOLD, RUN, Durations, Permit, permit
+from gyre_hpc.errors import ConfigError, HandedBack, NoProgress
+from gyre_hpc.launch import lifetime
+from gyre_hpc.launch.commands import SlurmCommandFailed, query
+from gyre_hpc.launch.lifetime import Job, Site
+from gyre_hpc.launch.margin import SAFETY, JobRecord, needed_s, read_record, write_record
+from gyre_hpc.launch.successor import submit_successor
+from gyre_hpc.layout import RunLayout
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 60.0
+"""Seconds between two looks at the job's end: a person may move the time limit."""
+LOOK_AGAIN_S: Final = 2.0
+"""Seconds after which Slurm is asked again about a SIGTERM it had no reason for, or did not answer about."""
+LOOKS: Final = 10
+CHECKPOINT_GRACE_S: Final = 30.0
+"""Longest wait for a checkpoint where nothing else bounds it and none was measured."""
+SHUTDOWN_GRACE_S: Final = 20.0
+
+
+class Departure:
+    """One controller's. `tell` is for a person to read."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: RunLayout,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._layout, self._tell, self._clock = config.cluster, layout, tell, clock
+        self._overall_s = config.harness.overall_timeout_s
+        self._id = os.environ.get("SLURM_JOB_ID", "") if config.cluster.kind == "slurm" else ""
+        self._job: Job | None = None
+        self._site = Site()
+        self._asked_at = clock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._step_judged: asyncio.Task[None] | None = None
+        self._early_told = False
+        self._preempt_mode = ""
+        self._successor = ""
+        self.record = read_record(layout)
+        self.durations = Durations()
+        self.progressed = False
+        """Whether this controller has taken a step or recorded an outcome."""
+        self.ending: Ending | None = None
+
+    async def learn(self) -> None:
+        """Ask Slurm about job and site. Raises ConfigError where the site cannot do what `requeue_by` says."""
+        if not self._id:
+            return
+        self._job = await asyncio.to_thread(lifetime.ask_job, self._id)
+        self._site = await asyncio.to_thread(lifetime.ask_site)
+        if self._job is not None:
+            self._preempt_mode = await asyncio.to_thread(lifetime.ask_preempt_mode, self._job, self._site)
+        if self._cluster.job.requeue_by == "exit" and not self._site.requeue_exit:
+            raise ConfigError(
+                "cluster.job.requeue_by=exit: this site has no RequeueExit (scontrol show config)",
+                fix="set cluster.job.requeue_by=auto",
+            )
+
+    # ---- what is heard -------------------------------------------------------------------------------------------
+
+    @property
+    def judging(self) -> bool:
+        """Whether a signal is being looked into: nothing is restarted meanwhile."""
+        return bool(self._tasks)
+
+    def signalled(self, name: str) -> None:
+        """A signal to this process."""
+        if not self._id:
+            self._leave(Ending(Cause.ASKED, name))
+        else:
+            self._spawn(self._judge_signal(name))
+
+    def asked_to_end(self, peer: str) -> None:
+        """SIGTERM came to a peer, which goes on. A preemption tells all of them: one look at a time."""
+        if self._id and self.ending is None and (self._step_judged is None or self._step_judged.done()):
+            self._step_judged = self._spawn(self._judge_step(peer))
+
+    def nothing_fits(self) -> None:
+        """All that is left is held for the next job."""
+        self._leave(Ending(Cause.NOTHING_FITS, "SIGUSR2"))
+
+    def tick(self) -> None:
+        """To be called a few times a second: the job's end by our own clock."""
+        now = self._clock()
+        if not self._id or self.ending is not None:
+            return
+        if now - self._asked_at >= REFRESH_S:
+            self._asked_at = now
+            self._spawn(self._refresh())
+        left = self.left_s()
+        if left is not None and left <= 0:
+            self._leave(Ending(Cause.WALLTIME, "SIGUSR2", self._job.end if self._job else None))
+
+    async def _judge_signal(self, name: str) -> None:
+        job = await asyncio.to_thread(lifetime.ask_job, self._id)
+        self._job = job or self._job
+        known = self._job if name == "SIGUSR2" else job
+        self._leave(judge_signal(name, known, self._clock(), self._site.kill_wait_s))
+
+    async def _judge_step(self, peer: str) -> None:
+        job: Job | None = None
+        for look in range(LOOKS):
+            job = await asyncio.to_thread(lifetime.ask_job, self._id)
+            ending = judge_step(job, self._clock(), self._site.kill_wait_s)
+            if ending is not None:
+                self._leave(ending)
+                return
+            if look > 0 and job is not None:
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
+        state = job.state if job is not None else "unknown"
+        self._tell(f"{peer}: SIGTERM, but job {self._id} is {state} and not preempted: the run goes on")
+
+    async def _refresh(self) -> None:
+        self._job = await asyncio.to_thread(lifetime.ask_job, self._id) or self._job
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _leave(self, ending: Ending) -> None:
+        hurry = ending.cause is Cause.KILLED
+        if self.ending is not None and not hurry:
+            return
+        self.ending = ending
+        until = "" if ending.end is None else f", {max(0.0, ending.end - self._clock()):.0f} s are left"
+        self._tell(f"the run ends early: {ending}{until}")
+
+    # ---- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def margin_s(self) -> float:
+        """Seconds before the job's end at which the drain begins; 0.0: never by our own clock."""
+        configured, needed = float(self._cluster.job.margin_s), needed_s(self.record.checkpoint_s)
+        if configured and needed > configured and not self._early_told:
+            self._early_told = True
+            self._tell(
+                f"cluster.job.margin_s={configured:g} is below {SAFETY:g} x {self.record.checkpoint_s:.1f} s, the"
+                f" longest checkpoint: the drain begins {needed:.0f} s before the end of the job"
+            )
+        return max(configured, needed) if configured else 0.0
+
+    def left_s(self) -> float | None:
+        """Seconds until the drain begins; None where nothing is known to end the job."""
+        if self._job is None or self._job.end is None or not self.margin_s:
+            return None
+        return self._job.end - self.margin_s - self._clock()
+
+    def permit(self) -> Permit:
+        """May an execution start now?"""
+        if self.ending is not None:
+            return HOLD
+        left = self.left_s()
+        if left is None or self._job is None:
+            return RUN
+        need = self.durations.p90()
+        span = left if self._job.start is None else left + self._clock() - self._job.start
+        return permit(
+            self._cluster.job.walltime_policy, self._overall_s if need is None else need, left, span
+        )
+
+    def due(self, idle: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the checkpoint must begin: nothing is under way, or it gets no more time."""
+        if self.ending is None:
+            return False
+        begin = leave_at(self.ending, self.record.checkpoint_s, SAFETY)
+        return begin is None or self._clock() >= begin or idle()
+
+    def save_within_s(self) -> float:
+        """Seconds for the last checkpoint."""
+        end = self.ending.end if self.ending is not None else None
+        if end is None:
+            return max(CHECKPOINT_GRACE_S, needed_s(self.record.checkpoint_s))
+        return max(1.0, end - self._clock() - 1.0)
+
+    def shutdown_within_s(self) -> float:
+        """Seconds for all peers to end by themselves."""
+        end = self.ending.end if self.ending is not None else None
+        return SHUTDOWN_GRACE_S if end is None else min(SHUTDOWN_GRACE_S, max(1.0, end - self._clock() - 3.0))
+
+    def checkpoint_took(self, seconds: float) -> None:
+        """A checkpoint was written; the longest is kept for the jobs after this one."""
+        if seconds > self.record.checkpoint_s:
+            self._write(JobRecord(seconds, self.record.fruitless))
+
+    # ---- handing back --------------------------------------------------------------------------------------------
+
+    @property
+    def how(self) -> How:
+        """How the job is handed back."""
+        if self.ending is None or not self._id:
+            return How.NOT
+        job = self._cluster.job
+        return how(job.requeue_by, job.requeue, self.ending.cause, self._job, self._site, self._preempt_mode)
+
+    async def leave_successor(self) -> None:
+        """Submit the successor, where it is one: right behind the checkpoint, before any grace time is over."""
+        if self.how is How.SUCCESSOR and not self._stuck():
+            self._successor = (await asyncio.to_thread(submit_successor, self._layout, self._id)).job
+
+    def hand_back(self) -> None:
+        """The last thing of all. Raises HandedBack or NoProgress; returns where the run waits for a person."""
+        way, ending = self.how, self.ending
+        if way is How.NOT or ending is None:
+            return
+        if self._stuck():
+            raise NoProgress(
+                f"{self._layout.root}: {self._fruitless()} jobs in a row took no step and recorded no outcome, the last"
+                f" ended by {ending}: it is not handed back (cluster.job.fruitless_jobs)",
+                fix=f"raise cluster.job.time or lower harness.timeout_s; then: gyre submit resume={self._layout.root}",
+            )
+        self._write(JobRecord(self.record.checkpoint_s, self._fruitless()))
+        code = 128 + (12 if ending.signal == "SIGUSR2" else 15)
+        if way is How.SCONTROL:
+            way = self._requeued()
+        if way is How.EXIT:
+            code, by = self._site.requeue_exit[0], f"exit code {self._site.requeue_exit[0]} (RequeueExit)"
+        elif way is How.SUCCESSOR:
+            self._successor = self._successor or submit_successor(self._layout, self._id).job
+            by = f"job {self._successor}, which waits for its end"
+        else:
+            by = "scontrol requeue"
+        raise HandedBack(
+            f"{self._layout.root}: ended early by {ending}, handed back by {by}",
+            fix="nothing: the run goes on by itself",
+            exit_code=code,
+        )
+
+    def _requeued(self) -> How:
+        try:
+            query("scontrol", "requeue", self._id)
+        except SlurmCommandFailed as error:
+            log.warning("%s: a successor is submitted instead", error)
+            return How.SUCCESSOR
+        return How.SCONTROL
+
+    def _fruitless(self) -> int:
+        """Jobs in a row without progress, this one included. A preemption says nothing about the run."""
+        if self.progressed:
+            return 0
+        preempted = self.ending is not None and self.ending.cause is Cause.PREEMPTION
+        return self.record.fruitless + (not preempted)
+
+    def _stuck(self) -> bool:
+        return self._fruitless() >= self._cluster.job.fruitless_jobs
+
+    def _write(self, record: JobRecord) -> None:
+        self.record = record
+        write_record(self._layout, record)

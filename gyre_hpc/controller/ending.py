@@ -1,0 +1,113 @@
+"""Why a run ends before its last step, until when, and how its job is handed back (pure).
+
+A controller hears of an end by a signal, by a peer that got SIGTERM, or by its own clock. What it means is asked of Slurm:
+
+    SIGUSR2 or the clock            walltime: the time limit is near; hand back
+    SIGTERM in the steps            preempted if Slurm says so (hand back), else that step's business alone
+    SIGTERM, SIGINT in the batch    killed if Slurm is already ending the job (Slurm requeues what it wants to requeue),
+                                    else asked by a person: checkpoint and end, nothing is handed back
+
+Handing back: an exit code of the site's RequeueExit, else `scontrol requeue`; a job that Slurm may not or would not start
+again (Requeue=0, preemption that cancels) leaves a successor that waits for its end. The exit code is never 0: Slurm takes
+that for the end of the run, also within the grace time of a preemption (measured, 22.05.8).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from gyre_hpc.launch.lifetime import ENDING_STATES, Job, Site
+
+LEAVE_S: Final = 15.0
+"""Seconds that remain after the checkpoint for shards, the ends of all processes, and handing back."""
+SAVE_LEAST_S: Final = 5.0
+"""A checkpoint is given this long even if all measured ones were shorter."""
+
+
+class Cause(enum.StrEnum):
+    """Why a run ends early."""
+
+    WALLTIME = "walltime"
+    PREEMPTION = "preemption"
+    KILLED = "killed"
+    """Slurm is ending the job: scancel, requeue, the end of a grace time or of the time limit."""
+    ASKED = "asked"
+    """A person: Ctrl-C, SIGTERM to the batch process."""
+    NOTHING_FITS = "nothing_fits"
+    """What is left does not fit into this job."""
+
+    @property
+    def hands_back(self) -> bool:
+        """Whether the run goes on in another job by itself."""
+        return self in (Cause.WALLTIME, Cause.PREEMPTION, Cause.NOTHING_FITS)
+
+
+class How(enum.StrEnum):
+    """How a job is handed back."""
+
+    EXIT = "exit"
+    SCONTROL = "scontrol"
+    SUCCESSOR = "successor"
+    NOT = "not"
+    """The run waits for `gyre submit resume=RUN`."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The run ends. `signal` names the exit code (128 + N); `end` is when Slurm kills the job (Unix seconds), if it does."""
+
+    cause: Cause
+    signal: str
+    end: float | None = None
+
+    def __str__(self) -> str:
+        return self.signal if self.cause is Cause.ASKED else f"{self.cause} ({self.signal})"
+
+
+def judge_signal(signal: str, job: Job | None, now: float, kill_wait_s: float) -> Ending:
+    """What a signal to the batch process means; `job` None: Slurm did not say."""
+    if signal == "SIGUSR2":
+        return Ending(Cause.WALLTIME, signal, job.end if job else None)
+    if job is not None and job.state in ENDING_STATES:
+        return Ending(Cause.KILLED, signal, now + kill_wait_s)
+    return Ending(Cause.ASKED, signal)
+
+
+def judge_step(job: Job | None, now: float, kill_wait_s: float) -> Ending | None:
+    """What SIGTERM in a step means; None: nothing for the run, somebody ends that step."""
+    if job is None:
+        return None
+    if job.state in ENDING_STATES:
+        return Ending(Cause.KILLED, "SIGTERM", now + kill_wait_s)
+    if job.preempted is not None:
+        return Ending(Cause.PREEMPTION, "SIGTERM", job.end)
+    return None
+
+
+def save_s(checkpoint_s: float, safety: float) -> float:
+    """Seconds a checkpoint may take, given the longest measured one."""
+    return max(SAVE_LEAST_S, safety * checkpoint_s)
+
+
+def leave_at(ending: Ending, checkpoint_s: float, safety: float) -> float | None:
+    """When the checkpoint must begin (Unix seconds): until then what is under way may finish. None: at once."""
+    if ending.end is None or ending.cause in (Cause.KILLED, Cause.ASKED, Cause.NOTHING_FITS):
+        return None
+    return ending.end - save_s(checkpoint_s, safety) - LEAVE_S
+
+
+def how(by: str, requeue: bool, cause: Cause, job: Job | None, site: Site, preempt_mode: str) -> How:
+    """The way back for `cluster.job.requeue_by=by`. `requeue` is `cluster.job.requeue`."""
+    if not requeue or not cause.hands_back:
+        return How.NOT
+    if by != "auto":
+        return How(by)
+    refused = job is not None and not job.requeue
+    cancels = cause is Cause.PREEMPTION and preempt_mode == "CANCEL"
+    if refused or cancels:
+        return How.SUCCESSOR
+    if site.requeue_exit and not (job is not None and job.het):
+        return How.EXIT
+    return How.SCONTROL

@@ -1,0 +1,185 @@
+"""A controller's departure, with Slurm's answers given: what it hears becomes an ending, time a permit, an ending a hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gyre_hpc.config import ModelConfig, RunConfig
+from gyre_hpc.controller import departure as module
+from gyre_hpc.controller.departure import Departure
+from gyre_hpc.controller.ending import Cause, How
+from gyre_hpc.controller.walltime import HOLD, RUN
+from gyre_hpc.errors import ConfigError, HandedBack, NoProgress
+from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.lifetime import Job, Site
+from gyre_hpc.launch.margin import read_record
+from gyre_hpc.launch.submit import Submission
+from gyre_hpc.layout import RunLayout
+
+
+class World:
+    """A job of 1000 s with a margin of 100 s, its clock, and what Slurm is asked to do."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.layout = RunLayout(root)
+        self.config = RunConfig(model=ModelConfig(path="unused"))
+        self.config.cluster.kind = "slurm"
+        self.config.cluster.job.margin_s = 100
+        self.config.harness.overall_timeout_s = 300
+        self.now = 0.0
+        self.job: Job | None = Job("RUNNING", start=0.0, end=1000.0)
+        self.site = Site(requeue_exit=(75,), kill_wait_s=5.0)
+        self.told: list[str] = []
+        self.asked: list[tuple[str, ...]] = []
+        self.requeue_fails = False
+        patch.setenv("SLURM_JOB_ID", "7")
+        patch.setattr(module.lifetime, "ask_job", lambda job: self.job)
+        patch.setattr(module.lifetime, "ask_site", lambda: self.site)
+        patch.setattr(module.lifetime, "ask_preempt_mode", lambda job, site: "REQUEUE")
+        patch.setattr(module, "LOOK_AGAIN_S", 0.0)
+        patch.setattr(module, "query", self._query)
+        patch.setattr(module, "submit_successor", lambda layout, job: Submission("8", root, root))
+
+    def _query(self, *argv: str) -> str:
+        self.asked.append(argv)
+        if self.requeue_fails:
+            raise SlurmCommandFailed("Requested operation is presently disabled")
+        return ""
+
+    async def departure(self) -> Departure:
+        departure = Departure(self.config, self.layout, self.told.append, lambda: self.now)
+        await departure.learn()
+        return departure
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+async def judged(departure: Departure, hear: Callable[[], None]) -> Cause | None:
+    hear()
+    async with asyncio.timeout(30):
+        while departure.judging:
+            await asyncio.sleep(0)
+    return departure.ending.cause if departure.ending else None
+
+
+async def test_the_drain_begins_by_the_clock_a_margin_before_the_end(world: World) -> None:
+    departure = await world.departure()
+    world.now = 899.0
+    departure.tick()
+    assert departure.ending is None and departure.left_s() == 1.0
+    world.now = 900.0
+    departure.tick()
+    assert departure.ending is not None and departure.ending.cause is Cause.WALLTIME
+    assert departure.permit() == HOLD and not departure.due()
+    world.now = 980.0
+    assert departure.due(), "15 s to leave and 5 s for the checkpoint are not given away"
+
+
+async def test_a_margin_that_became_too_small_is_enlarged_and_said(world: World) -> None:
+    departure = await world.departure()
+    departure.checkpoint_took(200.0)
+    world.now = 700.0
+    departure.tick()
+    assert departure.ending is not None and "margin_s=100 is below 1.5 x 200.0 s" in world.told[0]
+    assert read_record(world.layout).checkpoint_s == 200.0
+
+
+async def test_launches_go_by_the_time_that_is_left(world: World) -> None:
+    departure = await world.departure()
+    assert departure.permit() == RUN
+    world.now = 650.0
+    assert departure.permit().limit_s == 250.0
+    departure.durations.add([10.0])
+    assert departure.permit() == RUN
+    world.config.cluster.job.walltime_policy = "hold"
+    world.now = 895.0
+    assert departure.permit() == HOLD
+
+
+async def test_sigterm_in_the_steps_is_told_from_a_preemption_by_slurm(world: World) -> None:
+    departure = await world.departure()
+    assert await judged(departure, lambda: departure.asked_to_end("cell-0")) is None
+    assert "cell-0: SIGTERM, but job 7 is RUNNING and not preempted" in world.told[0]
+    assert world.job is not None
+    world.job = replace(world.job, preempted=10.0, end=40.0)
+    assert await judged(departure, lambda: departure.asked_to_end("cell-0")) is Cause.PREEMPTION
+    world.job = replace(world.job, state="COMPLETING")
+    assert await judged(departure, lambda: departure.signalled("SIGTERM")) is Cause.KILLED, "a hurry counts"
+
+
+async def test_a_persons_signal_ends_the_run_and_nothing_is_handed_back(world: World) -> None:
+    departure = await world.departure()
+    assert await judged(departure, lambda: departure.signalled("SIGTERM")) is Cause.ASKED
+    departure.hand_back()
+    assert departure.due() and departure.how is How.NOT
+
+
+async def test_the_exit_code_of_a_job_handed_back_is_never_0(world: World) -> None:
+    for site, code, by in ((world.site, 75, "exit code 75"), (Site(), 140, "scontrol requeue")):
+        world.site = site
+        departure = await world.departure()
+        departure.progressed = True
+        await judged(departure, lambda departure=departure: departure.signalled("SIGUSR2"))
+        with pytest.raises(HandedBack, match=by) as back:
+            departure.hand_back()
+        assert back.value.exit_code == code
+    assert world.asked == [("scontrol", "requeue", "7")]
+
+
+async def test_a_requeue_that_slurm_refuses_leaves_a_successor(world: World) -> None:
+    world.site, world.requeue_fails = Site(), True
+    departure = await world.departure()
+    departure.progressed = True
+    await judged(departure, lambda: departure.signalled("SIGUSR2"))
+    with pytest.raises(HandedBack, match="job 8"):
+        departure.hand_back()
+
+
+async def test_jobs_in_a_row_without_progress_end_with_an_error(world: World) -> None:
+    async def one_job(*, progress: bool, preempted: bool = False) -> Departure:
+        departure = await world.departure()
+        departure.progressed = progress
+        if preempted:
+            assert world.job is not None
+            world.job = replace(world.job, preempted=1.0)
+            await judged(departure, lambda: departure.asked_to_end("runner"))
+            world.job = replace(world.job, preempted=None)
+        else:
+            await judged(departure, lambda: departure.signalled("SIGUSR2"))
+        return departure
+
+    for progress, preempted in ((False, False), (True, False), (False, False), (False, True)):
+        departure = await one_job(progress=progress, preempted=preempted)
+        with pytest.raises(HandedBack):
+            departure.hand_back()
+    departure = await one_job(progress=False)
+    with pytest.raises(NoProgress, match="2 jobs in a row took no step"):
+        departure.hand_back()
+
+
+async def test_a_site_without_requeue_exit_cannot_be_told_to_use_it(world: World) -> None:
+    world.site, world.config.cluster.job.requeue_by = Site(), "exit"
+    with pytest.raises(ConfigError, match="no RequeueExit"):
+        await world.departure()
+
+
+async def test_on_one_machine_a_signal_is_a_persons_and_time_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # a run of cluster.kind=local started inside some job
+    config = RunConfig(model=ModelConfig(path="unused"))
+    departure = Departure(config, RunLayout(tmp_path), lambda text: None)
+    await departure.learn()
+    departure.tick()
+    assert departure.permit() == RUN and departure.ending is None
+    departure.signalled("SIGINT")
+    departure.hand_back()
+    assert str(departure.ending) == "SIGINT" and departure.due()

@@ -1,0 +1,89 @@
+"""Why a run ends early and how its job is handed back: every pair of signal and state of the job has one meaning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre_hpc.controller.ending import (
+    LEAVE_S,
+    Cause,
+    Ending,
+    How,
+    how,
+    judge_signal,
+    judge_step,
+    leave_at,
+    save_s,
+)
+from gyre_hpc.launch.lifetime import Job, Site
+
+RUNNING = Job("RUNNING", start=0.0, end=1000.0)
+PREEMPTED = replace(RUNNING, preempted=100.0, end=130.0)
+COMPLETING = replace(RUNNING, state="COMPLETING")
+
+
+@pytest.mark.parametrize(
+    ("signal", "job", "ending"),
+    [
+        ("SIGUSR2", RUNNING, Ending(Cause.WALLTIME, "SIGUSR2", 1000.0)),
+        ("SIGUSR2", None, Ending(Cause.WALLTIME, "SIGUSR2")),
+        ("SIGTERM", RUNNING, Ending(Cause.ASKED, "SIGTERM")),
+        ("SIGTERM", None, Ending(Cause.ASKED, "SIGTERM")),
+        ("SIGINT", RUNNING, Ending(Cause.ASKED, "SIGINT")),
+        ("SIGTERM", COMPLETING, Ending(Cause.KILLED, "SIGTERM", 105.0)),
+    ],
+)
+def test_a_signal_to_the_batch_process(signal: str, job: Job | None, ending: Ending) -> None:
+    assert judge_signal(signal, job, 100.0, 5.0) == ending
+
+
+def test_sigterm_in_a_step_is_a_preemption_a_kill_or_that_steps_business() -> None:
+    assert judge_step(PREEMPTED, 100.0, 5.0) == Ending(Cause.PREEMPTION, "SIGTERM", 130.0)
+    assert judge_step(COMPLETING, 100.0, 5.0) == Ending(Cause.KILLED, "SIGTERM", 105.0)
+    assert judge_step(RUNNING, 100.0, 5.0) is None
+    assert judge_step(None, 100.0, 5.0) is None, "unknown never means an end"
+
+
+ALLOWED = Site(requeue_exit=(75,))
+
+
+@pytest.mark.parametrize(
+    ("job", "site", "cause", "mode", "way"),
+    [
+        (RUNNING, ALLOWED, Cause.WALLTIME, "REQUEUE", How.EXIT),
+        (RUNNING, Site(), Cause.WALLTIME, "REQUEUE", How.SCONTROL),
+        (replace(RUNNING, het=True), ALLOWED, Cause.WALLTIME, "", How.SCONTROL),
+        (replace(RUNNING, requeue=False), ALLOWED, Cause.WALLTIME, "", How.SUCCESSOR),
+        (PREEMPTED, ALLOWED, Cause.PREEMPTION, "CANCEL", How.SUCCESSOR),
+        (PREEMPTED, ALLOWED, Cause.PREEMPTION, "REQUEUE", How.EXIT),
+        (RUNNING, ALLOWED, Cause.WALLTIME, "CANCEL", How.EXIT),
+        (None, Site(), Cause.NOTHING_FITS, "", How.SCONTROL),
+    ],
+)
+def test_the_way_back_is_the_first_that_the_site_allows(
+    job: Job | None, site: Site, cause: Cause, mode: str, way: How
+) -> None:
+    assert how("auto", True, cause, job, site, mode) is way
+
+
+@given(st.sampled_from(Cause), st.sampled_from(["auto", "exit", "scontrol", "successor"]), st.booleans())
+def test_what_a_person_or_slurm_ended_and_what_was_not_wanted_is_never_handed_back(
+    cause: Cause, by: str, requeue: bool
+) -> None:
+    way = how(by, requeue, cause, RUNNING, ALLOWED, "")
+    assert (way is How.NOT) == (not requeue or cause in (Cause.ASKED, Cause.KILLED))
+    if way is not How.NOT and by != "auto":
+        assert way == by
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e3))
+def test_the_checkpoint_begins_early_enough_or_at_once(end: float, checkpoint_s: float) -> None:
+    begin = leave_at(Ending(Cause.WALLTIME, "SIGUSR2", end), checkpoint_s, 1.5)
+    assert begin is not None and begin + 1.5 * checkpoint_s + LEAVE_S <= end + 1e-6
+    assert save_s(checkpoint_s, 1.5) >= 1.5 * checkpoint_s
+    for cause in (Cause.KILLED, Cause.ASKED, Cause.NOTHING_FITS):
+        assert leave_at(Ending(cause, "SIGTERM", end), checkpoint_s, 1.5) is None

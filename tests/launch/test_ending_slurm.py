@@ -1,0 +1,95 @@
+"""The end of a job before that of its run, on a real Slurm: time limits, preemption, cancellation, and going on after each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cluster import PATIENCE_S, running_cluster, squeue
+from tests.launch.test_submit_slurm import SMALL, completed, state, steps_taken, submitted, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1700)]
+
+RECORDER = Path(__file__).parent / "signal_recorder.py"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with running_cluster("ending", nodes=4, cpus=4, gpus=0, port=18000):
+        yield
+
+
+def said(run: Path, job: str) -> str:
+    """What a person reads in the log of the job, over all its restarts."""
+    log = run / "jobs" / f"{job}.log"
+    return log.read_text() if log.exists() else ""
+
+
+def record_signals(job: str, folder: Path) -> None:
+    """A step of the job beside the run's own that writes down every signal it gets."""
+    command = ["srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "-c1", "--mem=64M", "--mpi=none"]
+    subprocess.Popen([*command, sys.executable, str(RECORDER), str(folder)], start_new_session=True)
+
+
+def preempt(job: str, seconds: int) -> None:
+    """Another job of a better partition wants all of one of this job's nodes."""
+    node = subprocess.check_output(["scontrol", "show", "hostnames", squeue(job, "%N")], text=True).split()[0]
+    command = ["sbatch", "-N1", f"-w{node}", "--exclusive", "-pdebug", "--output=/dev/null", "-t5"]
+    subprocess.run([*command, f"--wrap=sleep {seconds}"], check=True, capture_output=True)
+
+
+def test_a_preempted_run_goes_on_to_its_end(cluster: None, tmp_path: Path) -> None:
+    """The steps get SIGTERM and nobody dies of it: the controller leaves in order, within the grace time."""
+    keys = ("cluster.job.partition=preempt", "schedule.steps=3")
+    job, run = submitted(*SMALL, *keys, f"root={tmp_path}")
+    until("a step", lambda: "step   1/3" in said(run, job))
+    preempt(job, 1)
+    until("the news of it", lambda: "the run ends early: preemption" in said(run, job), PATIENCE_S)
+    until("the second start", lambda: (run / "owner.2").exists())
+    until("the end of the job", lambda: completed(job, run))
+    assert steps_taken(run) == 3
+    first = (run / "logs" / "attempt-1" / "controller.log").read_text()
+    assert "exited with" not in said(run, job).split("handed back")[0] and "shutdown" not in first
+
+
+@pytest.mark.full
+def test_time_limits_end_a_run_over_and_over_and_it_comes_to_its_end(cluster: None, tmp_path: Path) -> None:
+    keys = ("cluster.job.time=00:02:00", "cluster.job.margin_s=45", "schedule.steps=14")
+    job, run = submitted(*SMALL, *keys, f"root={tmp_path}")
+    until("the job", lambda: state(job) == "RUNNING", PATIENCE_S)
+    record_signals(job, tmp_path)
+    until("the fourth time limit", lambda: (run / "owner.5").exists(), 1500)
+    assert "SIGUSR2" not in (tmp_path / "signals").read_text()
+    subprocess.run(["scontrol", "update", f"jobid={job}", "timelimit=60"], check=True)
+    until("the end of the job", lambda: completed(job, run))
+    assert steps_taken(run) == 14
+    assert len(re.findall("handed back by exit code 75", said(run, job))) >= 4
+
+
+@pytest.mark.full
+def test_a_job_slurm_would_not_start_again_leaves_a_successor(cluster: None, tmp_path: Path) -> None:
+    keys = ("cluster.job.time=00:02:00", "cluster.job.margin_s=60", "schedule.steps=4")
+    job, run = submitted(*SMALL, *keys, "cluster.job.sbatch=[--no-requeue]", f"root={tmp_path}")
+    until("a step", lambda: "step   1/4" in said(run, job))
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job], check=True)
+    until("the end of the job", lambda: state(job) == "FAILED")
+    (successor,) = re.findall(r"handed back by job (\d+), which waits", said(run, job))
+    until("the successor's start", lambda: (run / "owner.2").exists(), PATIENCE_S)
+    subprocess.run(["scontrol", "update", f"jobid={successor}", "timelimit=60"], check=True)
+    until("the end of the successor", lambda: completed(successor, run))
+    assert steps_taken(run) == 4
+
+
+@pytest.mark.full
+def test_what_a_person_ends_is_not_started_again(cluster: None, tmp_path: Path) -> None:
+    job, run = submitted(*SMALL, "schedule.steps=50", "trainer.checkpoint_every=1", f"root={tmp_path}")
+    until("two steps", lambda: "step   2/50" in said(run, job))
+    subprocess.run(["scancel", job], check=True)
+    until("the end of the job", lambda: state(job) == "CANCELLED", PATIENCE_S)
+    assert "the run ends early: killed" in said(run, job) and not (run / "owner.2").exists()
+    assert sorted((run / "checkpoints").glob("v*"))
