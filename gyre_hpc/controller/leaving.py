@@ -29,35 +29,29 @@ class Leaving:
 
     def idle(self) -> bool:
         """Nothing runs, trains or is published, and the schedule has heard nothing for a while."""
-        ledger = self.reception.batches.ledger
-        training = self.reception.batches.committing or (
-            ledger is not None and bool(ledger.open or ledger.unclaimed)
-        )
-        running = any(True for _ in self.reception.executions.started_and_unfinished())
+        its = self.reception
+        ledger = its.batches.ledger
+        training = its.batches.committing or (ledger is not None and bool(ledger.open or ledger.unclaimed))
+        running = any(True for _ in its.executions.started_and_unfinished())
         quiet = time.monotonic() - self.heard_at >= QUIET_S
-        return quiet and not (running or training or self.reception.weights.publishing is not None)
+        return quiet and not (running or training or its.weights.publishing is not None)
 
     async def save(self, within_s: float) -> None:
         """Write it, unless the core dies or takes longer."""
         try:
             async with asyncio.timeout(within_s):
                 await self._serve_while(lambda: self.reception.batches.committing)
-                version, core = (
-                    unsaved(self.reception.driver.state, self.reception.weights.checkpoint[0]),
-                    self.reception.driver.state.core,
-                )
-                if version is not None and core is not None:
-                    self.reception.weights.save(core, version)
-                    await self._serve_while(
-                        lambda: (
-                            self.reception.weights.checkpoint[0] != version
-                            and self.reception.driver.state.core == core
-                        )
-                    )
+                await self._save()
         except TimeoutError:
-            self.reception.observer.fault(
-                "core", f"no checkpoint of the newest version within {within_s:.0f} s"
-            )
+            words = f"no checkpoint of the newest version within {within_s:.0f} s"
+            self.reception.observer.fault("core", words)
+
+    async def _save(self) -> None:
+        driver, weights = self.reception.driver, self.reception.weights
+        version, core = unsaved(driver.state, weights.checkpoint[0]), driver.state.core
+        if version is not None and core is not None:
+            weights.save(core, version)
+            await self._serve_while(lambda: weights.checkpoint[0] != version and driver.state.core == core)
 
     async def _serve_while(self, condition: Callable[[], bool]) -> None:
         while condition():
