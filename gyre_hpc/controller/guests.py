@@ -37,6 +37,8 @@ RESTARTS: Final = 3
 """Restarts of cells on one host; one more death and the cell is given up."""
 MARGIN_S: Final = 5.0
 """Of a host's last seconds, those in which its cells' processes must end."""
+NOTICE_S: Final = 30.0
+"""Seconds that cells with a SIGTERM are taken to have: Slurm's KillWait by default; a shorter time loses them as any end does."""
 
 
 @dataclass(eq=False)
@@ -122,6 +124,12 @@ class Guests:
                 self.batches.flush_leaver(cell)
             self.cells.depart(cell)
         self._end_the_deserted(host)
+
+    def asked_to_end(self, cell: CellId) -> None:
+        """SIGTERM came to a cell: its job is about to end. A preemption tells the steps, and the host nothing."""
+        host = next((host for host in self._hosts if cell in host.cells), None)
+        if host is not None and host.leaves_at is None:
+            self._leave(host, NOTICE_S, "SIGTERM came to its cells")
 
     def _gone(self, host: Host) -> None:
         if host.cells:

@@ -78,6 +78,10 @@ class Reception:
             case Said(peer=peer, message=msg.Goodbye(error=error)):
                 if error:
                     self.supervision.said_goodbye(peer, error)
+            case Said(peer=(PeerKind.CELL, index), message=msg.AskedToEnd()) if self.guests.has(
+                CellId(index)
+            ):
+                self.guests.asked_to_end(CellId(index))
             case Said(peer=peer, message=msg.AskedToEnd()):
                 self.asked_to_end(_name(peer))
             case Said(peer=peer, message=message):

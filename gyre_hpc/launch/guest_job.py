@@ -44,5 +44,6 @@ def guest_script(config: RunConfig, layout: RunLayout, cells: int, *, rollout_on
         python=Path(sys.executable),
         folder=Path.cwd(),
         command=tuple(words),
+        warning="TERM",
     )
     return render(request_for_guests(config.cluster, cells), config.cluster.job, names)

@@ -27,7 +27,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Names:
     """Where things are: all absolute. `python` has the package's dependencies; `folder` is where submit was called.
 
-    `force`: take the run over from an owner of which Slurm knows nothing any more. `command`: the batch process in words of
+    `warning`: signal to the batch process ahead of the time limit. `force`: take the run over from an owner of which Slurm knows nothing any more. `command`: the batch process in words of
     `gyre`; empty: the run's controller.
     """
 
@@ -37,6 +37,7 @@ class Names:
     package: Path
     python: Path
     folder: Path
+    warning: str = "USR2"
     force: bool = False
     command: tuple[str, ...] = ()
 
@@ -95,7 +96,7 @@ def _batch(job: JobConfig, names: Names) -> Iterator[str]:
     yield f"--output={names.log}"
     yield "--open-mode=append"
     if job.margin_s:
-        yield f"--signal=B:USR2@{job.margin_s}"
+        yield f"--signal=B:{names.warning}@{job.margin_s}"
 
 
 def _directive(word: str) -> str:
