@@ -131,16 +131,17 @@ class Check:
             self._left.pop()
 
 
-def arrays_in(buffer: Buffer, fragments: Sequence[Fragment]) -> dict[str, Array]:
+def arrays_in(buffer: Buffer | npt.NDArray[np.uint8], fragments: Sequence[Fragment]) -> dict[str, Array]:
     """The arrays inside a whole region's bytes, without a copy and unchecked."""
     arrays: dict[str, Array] = {}
+    whole = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     for fragment, offset in zip(fragments, _offsets(fragments), strict=True):
         dtype = np.dtype(fragment.dtype)
         count = fragment.bytes // dtype.itemsize
         if count == 0:
             arrays[fragment.id] = np.empty(fragment.shape, dtype)
         else:
-            arrays[fragment.id] = np.frombuffer(buffer, dtype, count, offset).reshape(fragment.shape)
+            arrays[fragment.id] = whole[offset : offset + fragment.bytes].view(dtype).reshape(fragment.shape)
     return arrays
 
 

@@ -29,6 +29,7 @@ from gyre_hpc.transport.backend import Backend, Room, WayFailed
 from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
 from gyre_hpc.transport.region_files import remove_leftovers
 from gyre_hpc.transport.region_streams import Lessor, SocketBackend
+from gyre_hpc.transport.room import Spares
 
 __all__ = [
     "Fragment",
@@ -89,6 +90,7 @@ class RegionServer:
         self._backends = list(backends)
         self._sockets.lessors = {backend.name: backend for backend in backends if isinstance(backend, Lessor)}
         self._same_host = same_host
+        self._spares = Spares()
         self._folder = Path()
         self._serial = itertools.count()
         self.started = False
@@ -212,15 +214,12 @@ class RegionServer:
         ]
 
     async def _attempt(self, backend: Backend, manifest: Manifest, until: float) -> dict[str, Array]:
-        room = Room(manifest.fragments)
-        try:
-            async with asyncio.timeout(until - time.monotonic()):
-                await backend.fetch(manifest, room, until)
-                arrays = await asyncio.to_thread(room.arrays)
-                self.ways[backend.name] += 1
-                return arrays
-        finally:
-            room.close()
+        room = Room(manifest.fragments, self._spares)
+        async with asyncio.timeout(until - time.monotonic()):
+            await backend.fetch(manifest, room, until)
+            arrays = await asyncio.to_thread(room.arrays)
+        self.ways[backend.name] += 1
+        return arrays
 
 
 async def pull(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -13,10 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
-import xxhash
 
 from gyre_hpc.transport.backend import Room, WayFailed
-from gyre_hpc.transport.messages import Fragment, Manifest, RegionKind
+from gyre_hpc.transport.messages import Manifest, RegionKind
 from gyre_hpc.transport.regions import PullFailed, RegionServer
 
 SECRET = b"s" * 32
@@ -154,11 +152,3 @@ async def test_a_dropped_region_is_withdrawn(started: list[RegionServer]) -> Non
     assert not offered
     with pytest.raises(PullFailed, match="dropped"):
         await puller.pull(manifest, deadline_s=30)
-
-
-def test_a_room_can_be_filled_through_its_file() -> None:
-    room = Room([Fragment("a", (5,), "|u1", 5, xxhash.xxh3_64_hexdigest(b"hello"))])
-    os.pwrite(room.file(), b"hello", 0)
-    arrays = room.arrays()
-    room.close()
-    assert arrays["a"].tobytes() == b"hello"
