@@ -43,7 +43,7 @@ async def live(folder: Path, services: Services, epoch: int, oversample: int, me
     config.schedule.oversample = oversample
     controller = make_controller(folder, config, epoch, watch, lambda heard: OutlastingPeers(heard, services))
     try:
-        assert await controller.run() == ""
+        assert await controller.run() is None
         return True
     except Interrupt:
         return False

@@ -59,7 +59,7 @@ def test_a_preempted_run_goes_on_to_its_end(cluster: None, tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_time_limits_end_a_run_over_and_over_and_it_comes_to_its_end(cluster: None, tmp_path: Path) -> None:
-    keys = ("cluster.job.time=00:02:00", "cluster.job.margin_s=45", "schedule.steps=14")
+    keys = ("cluster.job.time=00:02:00", "cluster.job.margin_s=45", "schedule.steps=60")
     job, run = submitted(*SMALL, *keys, f"root={tmp_path}")
     until("the job", lambda: state(job) == "RUNNING", PATIENCE_S)
     record_signals(job, tmp_path)
@@ -67,7 +67,7 @@ def test_time_limits_end_a_run_over_and_over_and_it_comes_to_its_end(cluster: No
     assert "SIGUSR2" not in (tmp_path / "signals").read_text()
     subprocess.run(["scontrol", "update", f"jobid={job}", "timelimit=60"], check=True)
     until("the end of the job", lambda: completed(job, run))
-    assert steps_taken(run) == 14
+    assert steps_taken(run) == 60
     assert len(re.findall("handed back by exit code 75", said(run, job))) >= 4
 
 
