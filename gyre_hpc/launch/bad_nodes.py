@@ -12,18 +12,22 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import msgspec
 
 from gyre_hpc.config import ClusterConfig, load_run_config
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch.commands import query
+from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.node_states import USABLE, node_states
 from gyre_hpc.launch.request import request_for
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.rendezvous import replace_file
 
 log = logging.getLogger(__name__)
+EXCLUDE_S: Final = 25.0
+"""Slurm kills what does not end within KillWait (30 s by default), the caller of a requeue among them."""
+AGAIN_S: Final = 0.5
 
 
 class BadNode(msgspec.Struct, frozen=True):
@@ -131,17 +135,32 @@ def _usable(states: Mapping[str, str], without: Iterable[str]) -> int:
 def exclude_when_requeued(job: str, layout: RunLayout) -> None:
     """Keep the bad nodes from a job that was just requeued. What the site refuses is logged: the job may get them again.
 
-    Slurm takes ExcNodeList for pending jobs only (man scontrol), so this follows `scontrol requeue`.
+    Slurm takes ExcNodeList for pending jobs only (man scontrol), so this follows `scontrol requeue`; while the job's
+    processes still end it may say "try again in a bit" (measured), which is done for EXCLUDE_S.
     """
+    deadline = time.monotonic() + EXCLUDE_S
     try:
         names = excluded_nodes(layout)
-        if names:
-            given = load_run_config(layout.root).cluster.job.exclude
-            everything = ",".join([*([given] if given else []), *names])
-            query("scontrol", "update", f"JobId={job}", f"ExcNodeList={everything}")
-            log.info("job %s: requeued without %s", job, ", ".join(names))
+        if not names:
+            return
+        given = load_run_config(layout.root).cluster.job.exclude
+        everything = ",".join([*([given] if given else []), *names])
+        while not _excluded(job, everything, deadline):
+            time.sleep(AGAIN_S)
+        log.info("job %s: requeued without %s", job, ", ".join(names))
     except GyreError as error:
         log.warning("job %s: its bad nodes are not excluded: %s", job, error.message)
+
+
+def _excluded(job: str, nodes: str, deadline: float) -> bool:
+    """False: to be tried again. Raises SlurmCommandFailed for a refusal, or when the time is over."""
+    try:
+        query("scontrol", "update", f"JobId={job}", f"ExcNodeList={nodes}")
+    except SlurmCommandFailed as error:
+        if "try again" in error.message and time.monotonic() < deadline:
+            return False
+        raise
+    return True
 
 
 def submitted_exclude(exclude: str, layout: RunLayout) -> str:

@@ -23,7 +23,7 @@ from typing import Final
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.controller.owner import Owner, owner_path, read_owner
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch.bad_nodes import exclude_when_requeued
+from gyre_hpc.launch.bad_nodes import BadNodes, exclude_when_requeued
 from gyre_hpc.launch.commands import hostnames, query
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
@@ -90,14 +90,13 @@ def outlive(layout: RunLayout, cluster: ClusterConfig, epoch: int, *, waited_s: 
     began, said = time.monotonic() - waited_s, ""
     while not ending.wait(LOOK_S):
         over = time.monotonic() - began >= cluster.orphan_grace_s
-        superseded = _superseded(layout, epoch)
-        verdict, why = judge(
-            job_now(owner.job) if over else None, owner.restart_count, over=over, superseded=superseded
-        )
+        job = job_now(owner.job) if over else None
+        verdict, why = judge(job, owner.restart_count, over=over, superseded=_superseded(layout, epoch))
         if why != said:
             log.warning("%s: %s", verdict.value, why)
             said = why
-        if verdict is Verdict.FREE:
+        if verdict is Verdict.FREE and job is not None:
+            BadNodes(layout, cluster).lost(job.batch_host, f"the batch host of job {owner.job}")
             free(owner.job, layout, requeue=cluster.job.requeue)
         if verdict is not Verdict.WAIT:
             return

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gyre_hpc.config import ClusterConfig, ModelConfig, RunConfig, save_run_config
 from gyre_hpc.controller import peers
 from gyre_hpc.controller.owner import acquire
-from gyre_hpc.launch import watchdog
+from gyre_hpc.launch import bad_nodes, watchdog
 from gyre_hpc.launch.watchdog import ALIVE, JobNow, Verdict, epoch_of, judge, outlive
 from gyre_hpc.layout import RunLayout
 
@@ -103,9 +103,23 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def test_an_orphan_requeues_its_job_and_says_so_beside_the_log_that_is_gone(site: Site) -> None:
     site.outlive()
-    assert site.did() == ["scontrol requeue 77"]
+    assert site.did() == ["scontrol requeue 77", "scontrol update JobId=77 ExcNodeList=n0"]
     (log,) = site.layout.logs(1).glob("orphan-*.log")
     assert "lost the batch host n0" in log.read_text() and "job 77 is requeued" in log.read_text()
+
+
+def test_bad_nodes_are_excluded_as_soon_as_slurm_takes_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_nodes, "AGAIN_S", 0.01)
+    site.command(
+        "scontrol",
+        'if [ "$1" = show ]; then printf "n1\\nn2\\n"; exit; fi\n'
+        'echo "$1" >> did; [ "$1" = requeue ] || [ "$(grep -c update did)" = 3 ] || { echo "try again in a bit" >&2; exit 1; }',
+    )
+    site.outlive()
+    assert site.did() == ["requeue", "update", "update", "update"]
+    assert [bad.node for bad in bad_nodes.read_bad_nodes(site.layout, time.time())] == ["n0"]
 
 
 def test_a_job_that_may_not_be_requeued_is_cancelled(site: Site) -> None:
@@ -142,7 +156,7 @@ def test_a_run_with_a_newer_controller_or_one_that_is_done_is_left(site: Site) -
     os.utime(site.layout.summary, (time.time() + 5,) * 2)
     before = site.did()
     outlive(site.layout, site.cluster, 2)
-    assert before == ["scontrol requeue 77"] and site.did() == before
+    assert before[0] == "scontrol requeue 77" and site.did() == before
 
 
 def test_outside_the_controllers_job_and_outside_slurm_nobody_is_freed(
@@ -154,7 +168,7 @@ def test_outside_the_controllers_job_and_outside_slurm_nobody_is_freed(
     outlive(site.layout, ClusterConfig(kind="local"), 1)
     assert site.did() == []
     site.outlive()
-    assert site.did() == ["scontrol requeue 77"]
+    assert site.did()[0] == "scontrol requeue 77"
 
 
 def test_a_signal_ends_the_wait_for_a_batch_host_that_slurm_calls_well(site: Site) -> None:
