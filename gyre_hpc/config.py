@@ -264,6 +264,22 @@ class GatewayConfig:
 
 
 @dataclass
+class RoleRule:
+    """Who sends a request: `role`, if all that is given here holds for it."""
+
+    role: str = "unknown"
+    """main, main-summary, sub-agent, sub-agent-summary or unknown."""
+    header: str = ""
+    """Name of an HTTP header that is there."""
+    system: str = ""
+    """Text that the system turn at the head contains."""
+    last: str = ""
+    """Text that the last turn contains, upper and lower case alike."""
+    tool: str = ""
+    """Name of a tool that is offered; `any` or `none` of them."""
+
+
+@dataclass
 class HarnessConfig:
     """The agent program, launched unmodified."""
 
@@ -278,6 +294,8 @@ class HarnessConfig:
     """Folder that holds installed packages, one folder per harness; every node must see it. Empty = ~/.local/share/gyre/harnesses."""
     files: dict[str, str] = field(default_factory=dict)
     """Files written into the private HOME before the start, text by relative path; the same placeholders apply."""
+    roles: list[RoleRule] = field(default_factory=list)
+    """Who sends a request, for programs that do not say it: the first rule that holds. Claude Code and Codex say it themselves."""
     done_command: str = ""
     """Shell command by which its agent says that it is done, for the scripted agent of `gyre harness check`; empty = an answer
     without a tool call."""

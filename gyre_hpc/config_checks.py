@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.records import LeafRole
 
 if TYPE_CHECKING:
     from gyre_hpc.config import RunConfig
@@ -87,7 +88,7 @@ def validate(run: RunConfig) -> None:
         value = _value(run, key)
         if not value >= least:
             raise ConfigError(f"{key}={value} must be at least {least}", fix=f"set {key}={least} or more")
-    for check in (_schedule, _sizes, _time_limits, _tasks, _job, _interface):
+    for check in (_schedule, _sizes, _roles, _time_limits, _tasks, _job, _interface):
         check(run)
 
 
@@ -142,6 +143,11 @@ def _sizes(run: RunConfig) -> None:
             f"objective.replay_weight={run.objective.replay_weight} with objective.replay_tokens=0 replays nothing",
             fix="set objective.replay_tokens=2048, or objective.replay_weight=0",
         )
+
+
+def _roles(run: RunConfig) -> None:
+    for rule in run.harness.roles:
+        _one_of("harness.roles.role", rule.role, tuple(role.value for role in LeafRole))
 
 
 def _time_limits(run: RunConfig) -> None:

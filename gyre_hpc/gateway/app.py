@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from msgspec import structs
 
-from gyre_hpc.config import GatewayConfig
+from gyre_hpc.config import GatewayConfig, RoleRule
 from gyre_hpc.errors import StorageFull
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Account, Call, CallLost, Execution, Sealed
@@ -51,12 +51,14 @@ class GatewayApp:
         call_log: CallLog,
         settings: GatewayConfig,
         max_context: int,
+        roles: Sequence[RoleRule] = (),
     ) -> None:
         self.rendering = rendering
         self.router = router
         self.log = call_log
         self.settings = settings
         self.max_context = max_context
+        self.roles = roles
         self.executions: dict[tuple[int, int], Execution] = {}
         self.sealed: dict[tuple[int, int], Sealed] = {}
         """Attempts sealed of late, oldest first, for a controller that asks again."""

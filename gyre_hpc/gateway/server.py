@@ -97,7 +97,7 @@ class GatewayServer:
         try:
             execution = gateway.execution(request.match_info["key"])
             asked = dialect.read(body, execution.history)
-            call = gateway.call(execution, asked, role_hint(request.headers, asked))
+            call = gateway.call(execution, asked, role_hint(request.headers, asked, gateway.roles))
         except Refusal as refusal:
             return _refused(dialect, refusal)
         model, forms = asked.model, asked.forms

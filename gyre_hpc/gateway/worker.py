@@ -99,7 +99,9 @@ class Worker:
         call_log = CallLog(path, self._incarnation, end=logged.offset)
         rendering = Rendering(self._layout.model, config.model.renderer, config.model.thinking)
         router = Router(self._engine, self._engine_fault)
-        self._app = GatewayApp(rendering, router, call_log, config.gateway, config.model.max_context)
+        self._app = GatewayApp(
+            rendering, router, call_log, config.gateway, config.model.max_context, config.harness.roles
+        )
         log.info("%d open executions restored from %s", restore(self._app, logged), path)
         heed_signals(config.cluster, lambda: self._link, self._ending.set)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:

@@ -67,7 +67,7 @@ async def run(config: RunConfig, folder: Path, trial: Trial) -> Outcome:
         keepalive_s=trial.keepalive_s, max_output_tokens=config.gateway.max_output_tokens
     )
     async with _launching() as (launcher, listening, network):
-        stand = await Stand.start(folder, engine, listening, settings)
+        stand = await Stand.start(folder, engine, listening, settings, config.harness.roles)
         try:
             spec, workspace = await _prepared(config, folder, launcher, stand.url)
             log = folder / "harness.log"

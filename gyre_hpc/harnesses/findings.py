@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gyre_hpc.harnesses import script
 from gyre_hpc.harnesses.check import Outcome, Trial
-from gyre_hpc.records import Delivery
+from gyre_hpc.records import Delivery, LeafRole
 
 GENERATIONS = ("/messages", "/chat/completions", "/responses")
 
@@ -31,6 +31,7 @@ def judge(outcome: Outcome, trial: Trial, dialect: str) -> Iterator[Finding]:
     yield _alive(outcome, trial)
     yield _answer(outcome)
     yield _recorded(outcome)
+    yield _roles(outcome)
     yield _network(outcome)
     yield _exit(outcome)
 
@@ -86,12 +87,20 @@ def _recorded(outcome: Outcome) -> Finding:
     """Every call delivered, and every echoed turn spliced in recorded ids."""
     records = outcome.records
     whole = all(record.delivery is Delivery.COMPLETE for record in records)
-    roles = ", ".join(
-        f"{role} {count}" for role, count in Counter(r.role_hint.value for r in records).items()
-    )
     forks = ", ".join(f"{reason} {count}" for reason, count in outcome.forks.items()) or "none"
+    works = bool(records) and whole and not outcome.forks
+    return Finding("recorded", works, f"calls: {len(records)}; turns not known by their ids: {forks}")
+
+
+def _roles(outcome: Outcome) -> Finding:
+    """The scripted agent is the main agent: its calls, and no others, count as that."""
+    roles = Counter(record.role_hint for record in outcome.records)
+    detail = ", ".join(f"{role.value} {count}" for role, count in roles.items()) or "no model call came"
+    works = 0 < roles[LeafRole.MAIN] == outcome.engine.task_calls
     return Finding(
-        "recorded", bool(records) and whole and not outcome.forks, f"calls: {roles}; forks: {forks}"
+        "roles",
+        works,
+        detail if works else f"{detail}; {outcome.engine.task_calls} calls were the main agent's",
     )
 
 

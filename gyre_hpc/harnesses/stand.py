@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gyre_hpc import models
-from gyre_hpc.config import GatewayConfig
+from gyre_hpc.config import GatewayConfig, RoleRule
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
 from gyre_hpc.gateway.lineage import Mismatch
@@ -51,13 +52,18 @@ class Stand:
 
     @classmethod
     async def start(
-        cls, folder: Path, engine: Engine, listening: socket.socket | None, settings: GatewayConfig
+        cls,
+        folder: Path,
+        engine: Engine,
+        listening: socket.socket | None,
+        settings: GatewayConfig,
+        roles: Sequence[RoleRule],
     ) -> Stand:
         """Serve on a socket that was made elsewhere, or on a free port of 127.0.0.1."""
         rendering = Rendering(models.resolve(MODEL), "qwen3", thinking=False)
         router = Router(lambda _: engine, lambda cell, cause: None)
         log = folder / "calls.log"
-        app = GatewayApp(rendering, router, CallLog(log, incarnation=1), settings, MAX_CONTEXT)
+        app = GatewayApp(rendering, router, CallLog(log, incarnation=1), settings, MAX_CONTEXT, roles)
         router.route(CellId(0), "scripted engine", 64, Version(0))
         key = secrets.token_hex(16)
         app.open_execution(EXECUTION, ATTEMPT, key)

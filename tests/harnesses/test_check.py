@@ -47,7 +47,7 @@ async def test_a_program_that_is_no_harness_fails_by_name(tmp_path: Path) -> Non
     given, trial = config("reference", "harness.command=[/bin/sh,-c,'exit 3']"), Trial()
     found = failed(await run(given, tmp_path, trial), trial, given)
     assert set(found) == {
-        "starts", "dialect", "tool call", "file changed", "keep-alive", "answer", "recorded", "exit",
+        "starts", "dialect", "tool call", "file changed", "keep-alive", "answer", "recorded", "roles", "exit",
     }  # fmt: skip
     assert found["exit"].startswith("exit code 3")
 
