@@ -186,6 +186,10 @@ class ClusterConfig:
     """What stands before the command of each cell (slurm): [apptainer,exec,--nv,IMAGE], or for pyxis ['--container-image=IMAGE']."""
     container_python: str = ""
     """Python inside the container that has gyre_hpc; empty = the controller's own path, seen through a mount."""
+    mpi_plugin: str = "pmi2"
+    """srun's --mpi for MPI endpoints: what starts the site's MPICH, Cray MPICH or Intel MPI (slurm, transport=mpi)."""
+    mpi_env: dict[str, str] = field(default_factory=dict)
+    """Environment of MPI endpoints: netmod, network devices, MPI4PY_LIBMPI=FILE (slurm, transport=mpi)."""
     layout: str = "flat"
     """`flat`: one set of nodes for all. `het`: a heterogeneous job, component 0 for controller, gateway, runner and processor,
     component 1 for the cells (slurm)."""
@@ -233,6 +237,12 @@ class TransportConfig:
     """Seconds between two heartbeats."""
     pull_timeout_s: float = 120.0
     """Deadline of one region pull."""
+    join_s: float = 10.0
+    """Seconds in which one MPI join must be done; an endpoint that does not return from it is restarted (mpi)."""
+    silent_s: float = 20.0
+    """Seconds without a frame or an acknowledgement until an MPI channel is given up for the socket; more than `join_s` (mpi)."""
+    stall_s: float = 10.0
+    """Seconds in which a region on its way must move, or the endpoint is restarted and TCP takes over (mpi)."""
 
 
 @dataclass

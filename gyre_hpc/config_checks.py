@@ -88,7 +88,7 @@ def validate(run: RunConfig) -> None:
         value = _value(run, key)
         if not value >= least:
             raise ConfigError(f"{key}={value} must be at least {least}", fix=f"set {key}={least} or more")
-    for check in (_schedule, _sizes, _roles, _time_limits, _tasks, _job, _interface):
+    for check in (_schedule, _sizes, _roles, _time_limits, _tasks, _job, _interface, _transport):
         check(run)
 
 
@@ -201,3 +201,13 @@ def _seconds(time: str) -> int:
     parts = [int(part) for part in clock.split(":")]
     hours, minutes, seconds = (*parts, 0, 0)[:3]
     return int(days if dash else 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def _transport(run: RunConfig) -> None:
+    transport = run.transport
+    if transport.silent_s <= transport.join_s:
+        raise ConfigError(
+            f"transport.silent_s={transport.silent_s:g} must be more than transport.join_s={transport.join_s:g}:"
+            " an endpoint is silent while it lets another one join",
+            fix="raise transport.silent_s or lower transport.join_s",
+        )

@@ -29,6 +29,8 @@ from gyre_hpc.transport.backends import region_server
 from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link, read_secret
 from gyre_hpc.transport.messages import FromController, Goodbye, Hello, PeerKind, Shutdown
+from gyre_hpc.transport.mpi.backend import MpiBackend
+from gyre_hpc.transport.mpi.peer_side import make_peer_side
 from gyre_hpc.transport.notice import heed_signals
 from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder
 from gyre_hpc.transport.regions import run_key
@@ -61,7 +63,9 @@ class Leader:
         self._engine = EngineHost(config, layout, cell, incarnation, layout.logs(link.epoch), self._scratch)
         self._engine.on_death = self._engine_died
         self._trainer = TrainerHost(config, layout)
-        self._regions = region_server(config, f"cell-{cell}", secret)
+        self._mpi = make_peer_side(config, f"cell-{cell}", incarnation, link, secret)
+        others = [] if self._mpi is None else [MpiBackend(f"cell-{cell}", self._mpi)]
+        self._regions = region_server(config, f"cell-{cell}", secret, others=others)
         self.exit_code = 0
         """1 after an error, or the exit code of an error that a restart would only repeat."""
         self._cell = Cell(config, layout, link.send, self._engine, self._trainer, self._regions)
@@ -69,6 +73,8 @@ class Leader:
     async def run(self) -> str:
         """Serve until told to end ("") or unable to go on (the reason)."""
         heed_signals(self._cluster, lambda: self._link, self._stop.set)
+        if self._mpi is not None:
+            await self._mpi.start()
         await self._regions.start()
         self._trainer.begin()
         self._engine.begin()
@@ -78,6 +84,8 @@ class Leader:
             self._cell.end()
             self._trainer.close()
             await self._engine.stop()
+            if self._mpi is not None:
+                self._mpi.close()
             self._regions.close()
             remove_owner_folder(self._scratch)
 
@@ -97,7 +105,8 @@ class Leader:
             if isinstance(message, Shutdown):
                 log.info("shutdown: %s", message.reason)
                 return ""
-            self._queue.put_nowait(message)
+            if self._mpi is None or not self._mpi.told(message):
+                self._queue.put_nowait(message)
         return ORPHANED
 
     async def _work(self) -> str:

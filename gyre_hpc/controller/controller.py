@@ -19,6 +19,7 @@ from gyre_hpc.controller import queries, resume
 from gyre_hpc.controller.adoption import Holdings, Survivors
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
 from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
+from gyre_hpc.controller.channels import make_channels
 from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.ending import Ending
@@ -120,6 +121,9 @@ class Controller:
             self.observer,
             over=lambda: self._stop_reason is not None,
         )
+        self.channels = make_channels(
+            self.config, context.layout, context.secret, context.epoch, peers, self.observer.fault
+        )
         self.reception = Reception(
             self.config,
             peers,
@@ -134,6 +138,7 @@ class Controller:
             self.supervision,
             self.guests,
             asked_to_end=self.departure.asked_to_end,
+            channels=self.channels,
         )
         self.leaving = Leaving(self.reception)
 
@@ -217,6 +222,8 @@ class Controller:
             self.processing.send(msg.Seal())
             if self._stop_reason is not None:
                 self.guests.dismiss(self._stop_reason or "done")
+            if self.channels is not None:
+                await self.channels.close()
             why = str(self.departure.ending or self._stop_reason or "done")
             await self.peers.shut_down(why, self.departure.shutdown_within_s())
             await self.weights.tidied()
@@ -229,6 +236,8 @@ class Controller:
 
     async def _launch_all(self) -> None:
         """All processes; no cells for a run whose last outcomes alone are missing."""
+        if self.channels is not None:
+            await self.channels.start()
         for kind in SERVICES:
             if kind not in self.peers.survivors:
                 await self.peers.launch(kind, 0)

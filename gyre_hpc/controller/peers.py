@@ -151,7 +151,7 @@ class Peers:
     ) -> None:
         self._layout = RunLayout(run)
         self._cluster = cluster
-        self._launcher = launcher
+        self.launcher = launcher
         self._server = server
         self._epoch = epoch
         self.peers: dict[PeerId, Peer] = {}
@@ -183,7 +183,7 @@ class Peers:
         peer.launched_at = time.monotonic()
         peer.outbox.clear()
         try:
-            peer.handle = await (peer.launcher or self._launcher).start(self._spec(peer))
+            peer.handle = await (peer.launcher or self.launcher).start(self._spec(peer))
         except NoRoom:
             peer.launches, peer.dead = peer.launches - 1, True
             raise

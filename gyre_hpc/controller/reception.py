@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.batches import BatchRunner
 from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.channels import ABOUT_CHANNELS, Channels
 from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import ExecutionTable
@@ -66,6 +67,7 @@ class Reception:
     guests: Guests
     asked_to_end: Callable[[str], None] = lambda peer: None
     """Called when SIGTERM reached a peer that nobody of us has told to end."""
+    channels: Channels | None = None
     services: set[PeerKind] = field(default_factory=set)
     running_calls: dict[int, int] = field(default_factory=dict)
     """Model calls per cell, as the gateway said last."""
@@ -108,7 +110,9 @@ class Reception:
             log.info("%s-%d: %s dropped, it is being ended", kind, index, type(message).__name__)
             return
         try:
-            if kind is PeerKind.CELL:
+            if self.channels is not None and isinstance(message, ABOUT_CHANNELS):
+                self.channels.said(peer, message)
+            elif kind is PeerKind.CELL:
                 self._from_cell(CellId(index), message)
             else:
                 self._from_service(kind, message)
@@ -162,6 +166,8 @@ class Reception:
         self.weights.finish_publication()
 
     def _cell_connected(self, cell: CellId) -> None:
+        if self.channels is not None:
+            self.channels.connected((PeerKind.CELL, cell))
         self.cells.hello(cell)
         self._restore_somewhere()
 
@@ -265,6 +271,8 @@ class Reception:
         kind, index = peer
         asked = peer in self.disowned
         self.disowned.discard(peer)
+        if self.channels is not None:
+            self.channels.exited(peer)
         guest = kind is PeerKind.CELL and self.guests.has(CellId(index))
         why = self.supervision.exited(peer, code, asked=asked, guest=guest)
         if not guest:

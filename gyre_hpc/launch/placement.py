@@ -117,6 +117,11 @@ def place(
     return Placement(names, cpus, mem_mb, exact, chosen[0].group, spec.service, spec.gres)
 
 
+def place_beside(spec: ProcessSpec, node: Node) -> Placement:
+    """On this node, sharing its CPUs and all the memory the job has there (0)."""
+    return Placement((node.name,), spec.ranks * spec.cpus_per_rank, 0, False, node.group)
+
+
 @dataclass(frozen=True)
 class _Rest:
     """What is left of a node. None: not managed, or not told."""

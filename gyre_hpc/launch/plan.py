@@ -18,6 +18,8 @@ SCRUBBED: Final = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "
 KEPT: Final = frozenset({"SLURM_CONF"})
 """A site or cluster whose slurm.conf is not in the default place needs it."""
 
+CONTROLLER: Final = "controller"
+
 
 @dataclass(frozen=True)
 class ProcessSpec:
@@ -26,6 +28,8 @@ class ProcessSpec:
     `outlives`: it watches its own link and is not killed by the death of the process that started it (local; under Slurm a
     step ends with the job).
     `avoid`: nodes to be taken last; `never`: not at all.
+    `beside`: the name of a running process, or CONTROLLER: it goes to the (first) node of that one and shares all with it
+    (slurm). `mpi` is srun's --mpi.
     """
 
     name: str
@@ -42,6 +46,8 @@ class ProcessSpec:
     outlives: bool = False
     avoid: frozenset[str] = frozenset()
     never: frozenset[str] = frozenset()
+    beside: str = ""
+    mpi: str = "none"
 
     def __post_init__(self) -> None:
         if not self.argv or min(self.nodes, self.ranks, self.cpus_per_rank) < 1 or self.ranks % self.nodes:

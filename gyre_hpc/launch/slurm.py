@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from gyre_hpc.config import ClusterConfig
-from gyre_hpc.errors import ConfigError, MissingInput
+from gyre_hpc.errors import ConfigError, MissingInput, PeerLost
 from gyre_hpc.launch.allocation import (
     Allocation,
     planned_steps,
@@ -30,8 +30,8 @@ from gyre_hpc.launch.allocation import (
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.local import LocalProcess, spawn
 from gyre_hpc.launch.node_states import node_states
-from gyre_hpc.launch.placement import Node, Placement, place
-from gyre_hpc.launch.plan import ProcessSpec
+from gyre_hpc.launch.placement import Node, Placement, place, place_beside
+from gyre_hpc.launch.plan import CONTROLLER, ProcessSpec
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class SlurmLauncher:
 
     async def start(self, spec: ProcessSpec) -> SlurmStep:
         step_name = f"{spec.name}.{next(self._serial)}"
-        placement = place(spec, await self._live_nodes(), self._running.values(), self._planned)
+        placement = await self._place(spec)
         self._running[step_name] = placement
         command = contained(spec, self._cluster)
         argv = srun_command(self._jobs[0], step_name, command, placement, self._cluster.srun_args)
@@ -85,6 +85,19 @@ class SlurmLauncher:
             raise
         job = self._jobs[placement.group or 0]
         return SlurmStep(job, step_name, spec.name, process, self._running, placement.nodes)
+
+    async def _place(self, spec: ProcessSpec) -> Placement:
+        """Raises ConfigError if the job is too small, PeerLost if the process to go beside has ended."""
+        if not spec.beside:
+            return place(spec, await self._live_nodes(), self._running.values(), self._planned)
+        if spec.beside == CONTROLLER:
+            return place_beside(spec, self._nodes[0])
+        hosts = [
+            placement for step, placement in self._running.items() if step.rpartition(".")[0] == spec.beside
+        ]
+        if not hosts:
+            raise PeerLost(f"{spec.name}: {spec.beside} does not run")
+        return place_beside(spec, next(node for node in self._nodes if node.name == hosts[-1].nodes[0]))
 
     async def usable(self) -> frozenset[str] | None:
         return await asyncio.to_thread(self._usable)
@@ -150,10 +163,10 @@ def srun_command(
         f"--nodes={spec.nodes}",
         f"--ntasks={spec.ranks}",
         f"--cpus-per-task={spec.cpus_per_rank}",
-        f"--mem={placement.mem_mb}M",
+        f"--mem={placement.mem_mb}{'M' if placement.mem_mb else ''}",
         f"--gres={spec.gres or 'none'}",
         "--cpu-bind=none",
-        "--mpi=none",
+        f"--mpi={spec.mpi}",
         "--kill-on-bad-exit=1",
         "--unbuffered",
         "--exact" if placement.exact else "--overlap",

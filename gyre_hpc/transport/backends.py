@@ -5,19 +5,23 @@ A backend's module is imported only where it is asked for. TCP needs no entry he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gyre_hpc.config import RunConfig
 from gyre_hpc.transport.backend import Backend
 from gyre_hpc.transport.regions import RegionServer, run_key
 
 
-def region_server(config: RunConfig, owner: str, secret: bytes) -> RegionServer:
-    """The region server of process `owner` of this run, not yet started."""
+def region_server(
+    config: RunConfig, owner: str, secret: bytes, *, others: Sequence[Backend] = ()
+) -> RegionServer:
+    """The region server of process `owner` of this run, not yet started; `others` are backends made by the caller."""
     return RegionServer(
         config.cluster.host,
         owner,
         run_key(secret),
         secret=secret,
-        backends=make_backends(config.transport.kind, config.cluster.host, owner, secret),
+        backends=[*others, *make_backends(config.transport.kind, config.cluster.host, owner, secret)],
         same_host=config.transport.same_host,
     )
 

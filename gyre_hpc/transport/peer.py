@@ -26,13 +26,14 @@ import msgspec
 from gyre_hpc.errors import PeerLost, ProtocolViolation
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.channel import Channel
-from gyre_hpc.transport.messages import FromController, FromPeer, Heartbeat, Hello, Message, Shutdown
+from gyre_hpc.transport.messages import FromController, FromPeer, Heartbeat, Hello, Message, Shutdown, Urgent
 from gyre_hpc.transport.rendezvous import Rendezvous, read_rendezvous, read_secret
 from gyre_hpc.transport.wire import (
     CLOSE_S,
     HANDSHAKE_S,
     LENGTH,
     NONCE_BYTES,
+    URGENT,
     Arrivals,
     AuthenticationFailed,
     Challenge,
@@ -235,16 +236,21 @@ class _Sender:
             self._socket.close()
 
     def _write(self, message: Message | list[bytes]) -> None:
-        if isinstance(message, Message):
+        if isinstance(message, Urgent):
+            data = self._frame(URGENT, message)
+        elif isinstance(message, Message):
             self._sequence += 1
-            body: FromPeer = message  # type: ignore[assignment]
-            data = frame(FromPeerEnvelope(self._epoch, self._incarnation, self._sequence, body))
+            data = self._frame(self._sequence, message)
             if not isinstance(message, Heartbeat) and self._channel.takes(self._sequence, data):
                 return
         else:
             data = b"".join(message)
         self._socket.sendall(data)
         self._written = time.monotonic()
+
+    def _frame(self, sequence: int, message: Message) -> bytes:
+        body: FromPeer = message  # type: ignore[assignment]
+        return frame(FromPeerEnvelope(self._epoch, self._incarnation, sequence, body))
 
     def _next(self) -> Message | list[bytes] | None:
         left = self._written + self._heartbeat_s - time.monotonic()

@@ -21,12 +21,13 @@ import msgspec
 from gyre_hpc.errors import ConfigError, ProtocolViolation
 from gyre_hpc.transport.channel import Channel
 from gyre_hpc.transport.hosts import own_address
-from gyre_hpc.transport.messages import FromPeer, Heartbeat, Hello, Message, PeerKind
+from gyre_hpc.transport.messages import FromPeer, Heartbeat, Hello, Message, PeerKind, Urgent
 from gyre_hpc.transport.wire import (
     CLOSE_S,
     HANDSHAKE_S,
     LENGTH,
     NONCE_BYTES,
+    URGENT,
     Arrivals,
     AuthenticationFailed,
     Challenge,
@@ -77,10 +78,12 @@ class PeerLink:
         """Queue a message; messages leave in order. On a closed link nothing happens: `receive` tells."""
         if self._closed or self._writer.is_closing():
             return
-        self._sequence += 1
-        envelope = FromControllerEnvelope(self.epoch, self.incarnation, self._sequence, message)  # type: ignore[arg-type]
+        urgent = isinstance(message, Urgent)
+        self._sequence += not urgent
+        sequence = URGENT if urgent else self._sequence
+        envelope = FromControllerEnvelope(self.epoch, self.incarnation, sequence, message)  # type: ignore[arg-type]
         data = frame(envelope)
-        if not self.channel.takes(self._sequence, data):
+        if urgent or not self.channel.takes(self._sequence, data):
             self._writer.write(data)
 
     def expect_channel(self) -> None:

@@ -2,7 +2,8 @@
 
 Handshake: the server sends Challenge(nonce, epoch); the peer answers Introduction with an HMAC-SHA256 under the run
 secret over (nonces, epoch, incarnation, hello); the server answers Welcome, which proves that it knows the secret
-too, or Refused. Afterwards every frame is an envelope whose sequence counts from 1 in each direction.
+too, or Refused. Afterwards every frame is an envelope whose sequence counts from 1 in each direction, or is 0 for
+urgent messages.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MAX_FRAME: Final = 64 << 20
 NONCE_BYTES: Final = 32
 HANDSHAKE_S: Final = 10.0
 """A connection that is not a link by then is dropped."""
+URGENT: Final = 0
+"""Sequence of what is outside the sequence."""
 CLOSE_S: Final = 5.0
 """Longest wait for queued messages to leave when a link is closed."""
 
@@ -170,6 +173,8 @@ class Arrivals(Generic[T]):
 
     def take(self, epoch: int, incarnation: int, sequence: int, body: T) -> list[T] | None:
         """What may be handed out now; None for a stale envelope. Raises ProtocolViolation for one from the future."""
+        if sequence == URGENT:
+            return None if self._fence.stale(epoch, incarnation) else [body]
         if self._order is None:
             return [body] if self._fence.admit(epoch, incarnation, sequence) else None
         if self._fence.stale(epoch, incarnation):

@@ -97,3 +97,7 @@ def test_held_out_tasks_are_never_training_tasks(seed: int) -> None:
         assert "overlap the training tasks" in refusal(seed=seed, tasks__heldout_seed=start)
     for start in (first - run.tasks.heldout, first + 100_000):
         validate(replace(run, tasks=replace(run.tasks, heldout_seed=start)))
+
+
+def test_a_channel_is_not_given_up_while_others_join() -> None:
+    assert "transport.silent_s=5 must be more" in refusal(transport__silent_s=5.0, transport__join_s=5.0)

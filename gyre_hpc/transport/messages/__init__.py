@@ -19,6 +19,7 @@ from gyre_hpc.transport.messages.base import (
     PeerKind,
     Serial,
     Shutdown,
+    Urgent,
 )
 from gyre_hpc.transport.messages.cell import (
     BatchCommitted,
@@ -44,6 +45,15 @@ from gyre_hpc.transport.messages.cell import (
     TrainerRestored,
     WeightsPublished,
     WorkReady,
+)
+from gyre_hpc.transport.messages.channels import (
+    AcceptChannel,
+    ChannelGone,
+    ChannelJoined,
+    ChannelsOff,
+    ChannelWanted,
+    JoinChannel,
+    PortPosted,
 )
 from gyre_hpc.transport.messages.gateway import (
     CloseExecution,
@@ -86,6 +96,7 @@ from gyre_hpc.transport.messages.runner import (
 )
 
 __all__ = [
+    "AcceptChannel",
     "AskedToEnd",
     "AssessExecution",
     "BatchCommitted",
@@ -93,6 +104,10 @@ __all__ = [
     "BecomeTrainer",
     "CancelExecution",
     "CellSwitched",
+    "ChannelGone",
+    "ChannelJoined",
+    "ChannelWanted",
+    "ChannelsOff",
     "Claim",
     "Claimed",
     "CloseExecution",
@@ -123,6 +138,7 @@ __all__ = [
     "HeldBack",
     "Hello",
     "Holding",
+    "JoinChannel",
     "LeaveCells",
     "Manifest",
     "Message",
@@ -132,6 +148,7 @@ __all__ = [
     "OfferCells",
     "OpenExecution",
     "PeerKind",
+    "PortPosted",
     "ProcessEnded",
     "ProcessSerial",
     "PublishWeights",
@@ -151,6 +168,7 @@ __all__ = [
     "TrainerRestored",
     "Unroute",
     "Unrouted",
+    "Urgent",
     "WeightsPublished",
     "WorkReady",
 ]
@@ -188,6 +206,11 @@ FromPeer = (
     | OfferCells
     | LeaveCells
     | ProcessEnded
+    | ChannelWanted
+    | PortPosted
+    | ChannelJoined
+    | ChannelGone
+    | ChannelsOff
 )
 FromController = (
     Shutdown
@@ -216,4 +239,7 @@ FromController = (
     | RestoreTrainer
     | StartProcess
     | EndProcess
+    | AcceptChannel
+    | JoinChannel
+    | ChannelGone
 )

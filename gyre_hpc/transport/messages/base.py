@@ -25,6 +25,10 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all bodies; the tag is the class name."""
 
 
+class Urgent(Message, frozen=True):
+    """Base of what must not wait for earlier messages: always on the socket, outside the sequence, handed out at once."""
+
+
 class Hello(Message, frozen=True):
     """First message of an incarnation. `address` is the URL or host:port the peer serves ("" if none)."""
 
