@@ -131,3 +131,12 @@ def test_a_cell_that_cannot_pull_from_a_core_that_lives_is_restarted_and_none_wh
     world.reception.driver.state = state
     world.reception.restart_the_starved(now=1e9)
     assert world.killed == [(PeerKind.CELL, SAT)]
+
+
+def test_a_peer_with_a_sigterm_is_heard_and_goes_on() -> None:
+    world, asked = World(), list[str]()
+    world.reception.asked_to_end = asked.append
+    world.reception.guests = SimpleNamespace(has=lambda cell: False)  # type: ignore[assignment]
+    world.said(SAT, msg.AskedToEnd("SIGTERM"))
+    world.reception.note(Said((PeerKind.RUNNER, 0), msg.AskedToEnd("SIGTERM")))
+    assert asked == [f"cell-{SAT}", "runner"] and not world.killed and not world.faults
