@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import PATIENCE_S, running_cluster, squeue
+from tests.launch.cluster import PATIENCE_S, SCRIPT, running_cluster, squeue
 from tests.launch.test_submit_slurm import SMALL, completed, state, steps_taken, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1700)]
 
+REPO = SCRIPT.parents[1]
 RECORDER = Path(__file__).parent / "signal_recorder.py"
 
 
@@ -83,6 +85,24 @@ def test_a_job_slurm_would_not_start_again_leaves_a_successor(cluster: None, tmp
     subprocess.run(["scontrol", "update", f"jobid={successor}", "timelimit=60"], check=True)
     until("the end of the successor", lambda: completed(successor, run))
     assert steps_taken(run) == 4
+
+
+@pytest.mark.full
+def test_a_job_from_a_script_by_hand_goes_on_with_the_run_it_began(cluster: None, tmp_path: Path) -> None:
+    size = ["--nodes=2", "--cpus-per-task=4", "--mem=4G", f"--output={tmp_path}/log", f"--chdir={REPO}"]
+    command = ["sbatch", "--parsable", *size, str(REPO / "slurm" / "train.sbatch"), *SMALL]
+    keys = [f"root={tmp_path}/runs", "schedule.steps=3"]
+    env = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(REPO),
+    }
+    job = subprocess.check_output([*command, *keys], text=True, env=env, cwd=REPO).strip()
+    log = tmp_path / "log"
+    until("a step", lambda: log.exists() and "step   1/3" in log.read_text())
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job], check=True)
+    until("the end of the job", lambda: state(job) == "COMPLETED")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert steps_taken(run) == 3 and (run / "owner.2").exists()
 
 
 @pytest.mark.full
