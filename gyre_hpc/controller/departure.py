@@ -19,6 +19,7 @@ from gyre_hpc.controller.ending import Cause, Ending, How, how, judge_signal, ju
 from gyre_hpc.controller.walltime import HOLD, RUN, Durations, Permit, permit
 from gyre_hpc.errors import ConfigError, HandedBack, NoProgress
 from gyre_hpc.launch import lifetime
+from gyre_hpc.launch.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.lifetime import Job, Site
 from gyre_hpc.launch.margin import SAFETY, JobRecord, needed_s, read_record, write_record
@@ -256,6 +257,7 @@ class Departure:
         except SlurmCommandFailed as error:
             log.warning("%s: a successor is submitted instead", error)
             return How.SUCCESSOR
+        keep_bad_nodes_from(self._id, self._layout)
         return How.SCONTROL
 
     def _fruitless(self) -> int:

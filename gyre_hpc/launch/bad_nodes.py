@@ -132,8 +132,8 @@ def _usable(states: Mapping[str, str], without: Iterable[str]) -> int:
     return sum(state in USABLE for node, state in states.items() if node not in set(without))
 
 
-def exclude_when_requeued(job: str, layout: RunLayout) -> None:
-    """Keep the bad nodes from a job that was just requeued. What the site refuses is logged: the job may get them again.
+def keep_bad_nodes_from(job: str, layout: RunLayout) -> None:
+    """Keep the bad nodes from a job that was just requeued or submitted. What the site refuses is logged.
 
     Slurm takes ExcNodeList for pending jobs only (man scontrol), so this follows `scontrol requeue`; while the job's
     processes still end it may say "try again in a bit" (measured), which is done for EXCLUDE_S.
@@ -147,7 +147,7 @@ def exclude_when_requeued(job: str, layout: RunLayout) -> None:
         everything = ",".join([*([given] if given else []), *names])
         while not _excluded(job, everything, deadline):
             time.sleep(AGAIN_S)
-        log.info("job %s: requeued without %s", job, ", ".join(names))
+        log.info("job %s: it is not given %s", job, ", ".join(names))
     except GyreError as error:
         log.warning("job %s: its bad nodes are not excluded: %s", job, error.message)
 

@@ -11,6 +11,7 @@ import re
 import shlex
 from pathlib import Path
 
+from gyre_hpc.launch.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.launch.commands import query
 from gyre_hpc.launch.submit import Submission, submit
 from gyre_hpc.layout import RunLayout
@@ -22,6 +23,7 @@ def submit_successor(layout: RunLayout, job: str) -> Submission:
     """Submit it. Raises SlurmCommandFailed with sbatch's words, MissingInput where the script cannot be had."""
     taken = submit(continued(script_of(layout, job), layout.root, job), layout)
     log.info("job %s goes on after job %s", taken.job, job)
+    keep_bad_nodes_from(taken.job, layout)
     return taken
 
 

@@ -23,7 +23,7 @@ from typing import Final
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.controller.owner import Owner, owner_path, read_owner
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch.bad_nodes import BadNodes, exclude_when_requeued
+from gyre_hpc.launch.bad_nodes import BadNodes, keep_bad_nodes_from
 from gyre_hpc.launch.commands import hostnames, query
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
@@ -113,7 +113,7 @@ def free(job: str, layout: RunLayout, *, requeue: bool) -> None:
         try:
             query("scontrol", "requeue", job)
             log.warning("job %s is requeued", job)
-            exclude_when_requeued(job, layout)
+            keep_bad_nodes_from(job, layout)
             return
         except GyreError as error:
             log.warning("%s", error.message)
