@@ -1,4 +1,4 @@
-"""Two cells of a run whose MPI endpoints are steps on real nodes, all their hosts in one test process."""
+"""Two cells of a run whose MPI endpoints are processes of their own, all their hosts in one test process."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import Link, LinkServer, write_rendezvous, write_secret
 from gyre_hpc.transport.messages import Claim, Hello, Message, PeerKind, WorkReady
+from gyre_hpc.transport.mpi import local_pmi
 from gyre_hpc.transport.mpi.backend import MpiBackend
 from gyre_hpc.transport.mpi.host import socket_path
 from gyre_hpc.transport.mpi.peer_side import PeerSide
@@ -62,6 +63,31 @@ async def until(what: str, probe: Callable[[], object], limit_s: float = PATIENC
         await asyncio.sleep(0.02)
 
 
+class PmiProcess:
+    """A process of this host as a handle."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self.process.wait)
+
+
+class PmiLauncher:
+    """Without Slurm: endpoints are real MPI processes of this host, started by our own process manager."""
+
+    async def start(self, spec: ProcessSpec) -> PmiProcess:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log.open("ab") as log:
+            output: dict[str, object] = {"stdout": log, "stderr": subprocess.STDOUT}
+            if spec.mpi != "none":
+                return PmiProcess(local_pmi.spawn(spec.argv, spec.env, **output))
+            return PmiProcess(subprocess.Popen(list(spec.argv), **output))  # type: ignore[call-overload]
+
+
 @dataclass
 class TestPeers:
     """What channels need of the controller's peers."""
@@ -92,7 +118,7 @@ class MpiRun:
 
     __test__ = False
 
-    def __init__(self, folder: Path, launcher: SlurmLauncher, config: RunConfig) -> None:
+    def __init__(self, folder: Path, launcher: Launcher, config: RunConfig) -> None:
         self.layout, self.config, self.launcher = RunLayout(folder), config, launcher
         self.peers = TestPeers(launcher)
         self.cells: dict[int, CellHost] = {}
@@ -211,7 +237,7 @@ class MpiRun:
 
 @contextlib.asynccontextmanager
 async def mpi_run(
-    launcher: SlurmLauncher, config: RunConfig | None = None, cells: int = 2
+    launcher: Launcher, config: RunConfig | None = None, cells: int = 2
 ) -> AsyncIterator[MpiRun]:
     """A run in a folder of its own, torn down whatever happens."""
     folder = Path("/tmp") / f"gyre-mpi-{uuid.uuid4().hex[:8]}"

@@ -12,7 +12,6 @@ import pytest
 
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.transport.messages import RegionKind
-from gyre_hpc.transport.regions import PullFailed
 from tests.launch.cluster import PATIENCE_S, running_cluster
 from tests.transport.mpi_run import allocate, mpi_run, until
 
@@ -52,67 +51,3 @@ async def test_two_cells_join_and_messages_and_regions_go_over_mpi(launcher: Slu
         await run.joined(0, 1)
         run.talk(0, 100, 110)
         await run.heard(0, 110)
-
-
-@pytest.mark.full
-async def test_a_killed_endpoint_costs_its_cell_the_channel_for_a_moment(launcher: SlurmLauncher) -> None:
-    async with mpi_run(launcher) as run:
-        await run.joined(0, 1)
-        run.talk(0, 0, 40)
-        run.talk(1, 0, 40)
-        for kill in range(2):
-            os.kill(run.endpoint_pid("cell-0"), signal.SIGKILL)
-            run.talk(0, 40 + 20 * kill, 60 + 20 * kill)
-            await until("the downgrade", lambda: not run.up(0))
-            assert run.up(1)
-            await run.joined(0)
-        await run.heard(0, 80)
-        await run.heard(1, 40)
-        run.talk(0, 80, 90)
-        await run.heard(0, 90)
-
-
-@pytest.mark.full
-async def test_a_cell_that_is_killed_and_comes_back_joins_again(launcher: SlurmLauncher) -> None:
-    async with mpi_run(launcher) as run:
-        await run.joined(0, 1)
-        await run.remove_cell(0)
-        assert run.up(1)
-        await run.add_cell(0)
-        await run.joined(0, 1)
-        for index in (0, 1):
-            run.talk(index, 0, 20)
-            await run.heard(index, 20)
-
-
-@pytest.mark.full
-async def test_a_frozen_bridge_is_given_up_and_replaced(launcher: SlurmLauncher) -> None:
-    """It neither dies nor answers: silence decides, and its host kills it."""
-    async with mpi_run(launcher) as run:
-        await run.joined(0, 1)
-        frozen = run.endpoint_pid("controller")
-        os.kill(frozen, signal.SIGSTOP)
-        run.talk(0, 0, 30)
-        await run.heard(0, 30)
-        await run.joined(0, 1)
-        assert run.endpoint_pid("controller") != frozen
-
-
-@pytest.mark.full
-async def test_a_torn_region_is_refused_and_a_dead_owner_leaves_it_to_tcp(launcher: SlurmLauncher) -> None:
-    async with mpi_run(launcher) as run:
-        await run.joined(0, 1)
-        owner, puller = run.cells[0].regions, run.cells[1].regions
-        torn = owner.publish(RegionKind.WEIGHTS, "torn", 1, "", {"w": np.arange(1_000_000)})
-        with open(torn.path, "r+b") as file:
-            file.seek(4_000_000)
-            file.write(b"\xff" * 8)
-        with pytest.raises(PullFailed, match="checksum"):
-            await puller.pull(torn, deadline_s=PATIENCE_S)
-        assert puller.ways["mpi failed"] == 1
-        puller._avoid.clear()
-        large = owner.publish(RegionKind.WEIGHTS, "large", 1, "", {"w": np.arange(1 << 24)})
-        os.kill(run.endpoint_pid("cell-0"), signal.SIGSTOP)
-        arrays = await puller.pull(large, deadline_s=PATIENCE_S)
-        np.testing.assert_array_equal(arrays["w"], np.arange(1 << 24))
-        assert puller.ways == {"mpi failed": 2, "sockets failed": 1, "sockets": 1}

@@ -1,0 +1,111 @@
+"""MPI channels and regions between real endpoint processes, without Slurm: whatever dies, nothing is lost or seen half."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gyre_hpc.launch.plan import Launcher
+from gyre_hpc.transport.messages import RegionKind
+from gyre_hpc.transport.regions import PullFailed
+from tests.launch.cluster import PATIENCE_S
+from tests.transport.mpi_run import PmiLauncher, mpi_run, until
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    pytest.importorskip("mpi4py", reason="needs the extra mpi; enable: pip install 'gyre_hpc[mpi]'")
+    yield PmiLauncher()  # type: ignore[misc]
+
+
+async def test_two_cells_join_and_messages_and_regions_go_over_mpi(launcher: Launcher) -> None:
+    """Then the bridge is killed: nothing is lost, nothing comes twice, and the cells join again."""
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        for index in (0, 1):
+            run.talk(index, 0, 50)
+            await run.heard(index, 50)
+            assert run.carried(index) >= 100
+        owner, puller = run.cells[0].regions, run.cells[1].regions
+        weights = {"w": np.random.default_rng(0).random(3_000_000), "none": np.empty((0, 2))}
+        manifest = owner.publish(RegionKind.WEIGHTS, "policy", 1, "", weights)
+        arrays = await puller.pull(manifest, deadline_s=PATIENCE_S)
+        np.testing.assert_array_equal(arrays["w"], weights["w"])
+        assert puller.ways == {"mpi": 1}
+        run.talk(0, 50, 60)
+        os.kill(run.endpoint_pid("controller"), signal.SIGKILL)
+        run.talk(0, 60, 90)
+        await until("the downgrade", lambda: not run.up(0) and not run.up(1))
+        run.talk(0, 90, 100)
+        await run.heard(0, 100)
+        assert any("cell-1: MPI channel lost" in fault for fault in run.faults)
+        await run.joined(0, 1)
+        run.talk(0, 100, 110)
+        await run.heard(0, 110)
+
+
+async def test_a_killed_endpoint_costs_its_cell_the_channel_for_a_moment(launcher: Launcher) -> None:
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        run.talk(0, 0, 40)
+        run.talk(1, 0, 40)
+        for kill in range(2):
+            os.kill(run.endpoint_pid("cell-0"), signal.SIGKILL)
+            run.talk(0, 40 + 20 * kill, 60 + 20 * kill)
+            await until("the downgrade", lambda: not run.up(0))
+            assert run.up(1)
+            await run.joined(0)
+        await run.heard(0, 80)
+        await run.heard(1, 40)
+        run.talk(0, 80, 90)
+        await run.heard(0, 90)
+
+
+async def test_a_cell_that_is_killed_and_comes_back_joins_again(launcher: Launcher) -> None:
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        await run.remove_cell(0)
+        assert run.up(1)
+        await run.add_cell(0)
+        await run.joined(0, 1)
+        for index in (0, 1):
+            run.talk(index, 0, 20)
+            await run.heard(index, 20)
+
+
+@pytest.mark.full
+async def test_a_frozen_bridge_is_given_up_and_replaced(launcher: Launcher) -> None:
+    """It neither dies nor answers: silence decides, and its host kills it."""
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        frozen = run.endpoint_pid("controller")
+        os.kill(frozen, signal.SIGSTOP)
+        run.talk(0, 0, 30)
+        await run.heard(0, 30)
+        await run.joined(0, 1)
+        assert run.endpoint_pid("controller") != frozen
+
+
+async def test_a_torn_region_is_refused_and_a_dead_owner_leaves_it_to_tcp(launcher: Launcher) -> None:
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        owner, puller = run.cells[0].regions, run.cells[1].regions
+        torn = owner.publish(RegionKind.WEIGHTS, "torn", 1, "", {"w": np.arange(1_000_000)})
+        with open(torn.path, "r+b") as file:
+            file.seek(4_000_000)
+            file.write(b"\xff" * 8)
+        with pytest.raises(PullFailed, match="checksum"):
+            await puller.pull(torn, deadline_s=PATIENCE_S)
+        assert puller.ways["mpi failed"] == 1
+        puller._avoid.clear()
+        large = owner.publish(RegionKind.WEIGHTS, "large", 1, "", {"w": np.arange(1 << 24)})
+        os.kill(run.endpoint_pid("cell-0"), signal.SIGSTOP)
+        arrays = await puller.pull(large, deadline_s=PATIENCE_S)
+        np.testing.assert_array_equal(arrays["w"], np.arange(1 << 24))
+        assert puller.ways == {"mpi failed": 2, "sockets failed": 1, "sockets": 1}
