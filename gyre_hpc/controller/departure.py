@@ -88,10 +88,10 @@ class Departure:
 
     def signalled(self, name: str) -> None:
         """A signal to this process."""
-        if not self._id:
-            self._leave(Ending(Cause.ASKED, name))
-        else:
+        if self._id and name != "SIGUSR2":
             self._spawn(self._judge_signal(name))
+        else:
+            self._leave(judge_signal(name, self._job, self._clock(), self._site.kill_wait_s))
 
     def asked_to_end(self, peer: str) -> None:
         """SIGTERM came to a peer, which goes on. A preemption tells all of them: one look at a time."""
@@ -116,9 +116,7 @@ class Departure:
 
     async def _judge_signal(self, name: str) -> None:
         job = await asyncio.to_thread(lifetime.ask_job, self._id)
-        self._job = job or self._job
-        known = self._job if name == "SIGUSR2" else job
-        self._leave(judge_signal(name, known, self._clock(), self._site.kill_wait_s))
+        self._leave(judge_signal(name, job, self._clock(), self._site.kill_wait_s))
 
     async def _judge_step(self, peer: str) -> None:
         job: Job | None = None
