@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gyre_hpc.config_job import JobConfig
-from gyre_hpc.errors import ConfigError, CorruptRecord
+from gyre_hpc.errors import ConfigError, CorruptRecord, StorageFull
 from gyre_hpc.layout import RunLayout
 
 SAFETY: Final = 1.5
@@ -40,10 +40,15 @@ def read_record(layout: RunLayout) -> JobRecord:
 
 
 def write_record(layout: RunLayout, record: JobRecord) -> None:
-    """Replace the record."""
+    """Replace the record. Raises StorageFull."""
     partial = layout.job_record.with_suffix(".tmp")
-    partial.write_bytes(msgspec.json.encode(record))
-    os.replace(partial, layout.job_record)
+    try:
+        partial.write_bytes(msgspec.json.encode(record))
+        os.replace(partial, layout.job_record)
+    except OSError as error:
+        raise StorageFull(
+            f"{layout.job_record}: {error.strerror}", fix=f"free space, then resume={layout.root}"
+        ) from error
 
 
 def needed_s(checkpoint_s: float) -> float:
