@@ -54,6 +54,8 @@ class Departure:
         self._job: Job | None = None
         self._site = Site()
         self._asked_at = clock()
+        self._first_asked_at: float | None = None
+        """When an execution could start first: what cells take to come up is no time of any job."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._step_judged: asyncio.Task[None] | None = None
         self._early_told = False
@@ -174,10 +176,12 @@ class Departure:
         if self.ending is not None:
             return HOLD
         left = self.left_s()
-        if left is None or self._job is None:
+        if left is None:
             return RUN
-        need = self.durations.p90()
-        span = left if self._job.start is None else left + self._clock() - self._job.start
+        now, need = self._clock(), self.durations.p90()
+        if self._first_asked_at is None:
+            self._first_asked_at = now
+        span = left + now - self._first_asked_at
         return permit(
             self._cluster.job.walltime_policy, self._overall_s if need is None else need, left, span
         )

@@ -63,7 +63,7 @@ class Durations:
 
 
 def permit(policy: str, need_s: float, left_s: float, span_s: float) -> Permit:
-    """May an execution that needs `need_s` start with `left_s` until the drain of a job that has `span_s` in all?"""
+    """May an execution that needs `need_s` start with `left_s` until the drain of a job that has `span_s` for executions?"""
     if need_s <= left_s:
         return RUN
     longer_than_any_job = need_s > span_s

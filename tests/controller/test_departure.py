@@ -104,6 +104,15 @@ async def test_launches_go_by_the_time_that_is_left(world: World) -> None:
     assert departure.permit() == HOLD
 
 
+async def test_a_job_whose_cells_come_up_late_starts_what_is_longer_than_any_job(world: World) -> None:
+    world.config.harness.overall_timeout_s = 10_000
+    departure = await world.departure()
+    world.now = 700.0
+    assert departure.permit().limit_s == 200.0
+    world.now = 801.0
+    assert departure.permit() == HOLD
+
+
 async def test_sigterm_in_the_steps_is_told_from_a_preemption_by_slurm(world: World) -> None:
     departure = await world.departure()
     assert await judged(departure, lambda: departure.asked_to_end("cell-0")) is None
