@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from gyre_hpc.bench.figure import Figure
 from gyre_hpc.errors import GyreError
+from gyre_hpc.transport.backend import Backend
 from gyre_hpc.transport.backends import make_backends
 from gyre_hpc.transport.messages import Manifest, RegionKind
 from gyre_hpc.transport.regions import SAME_HOST, RegionServer, remove_leftovers
@@ -119,15 +120,15 @@ def figures(seconds: Mapping[str, list[float]], total: int) -> dict[str, Figure]
 @contextlib.asynccontextmanager
 async def pulling(name: str, total: int) -> AsyncIterator[Callable[[], Any]]:
     """A pull by this way from an owner in a process of its own. Raises LeftOut."""
-    way, key = WAYS[name], uuid.uuid4().hex
-    try:
-        backends = [] if name in ("shm", "tcp") else make_backends(way, "127.0.0.1", "puller", SECRET)
-    except GyreError as error:
-        raise LeftOut(error.message) from error
-    puller = RegionServer(
-        "127.0.0.1", "puller", key, secret=SECRET, backends=backends, same_host=name == "shm"
-    )
-    async with _owner(way, key, total) as manifest:
+    way = WAYS[name]
+    async with contextlib.AsyncExitStack() as stack:
+        key, backends = await _puller_side(name, stack)
+        manifest = await stack.enter_async_context(_owner(way, key, total))
+        if name == "mpi":
+            manifest = msgspec.structs.replace(manifest, ways={way: "owner"})
+        puller = RegionServer(
+            "127.0.0.1", "puller", key, secret=SECRET, backends=backends, same_host=name == "shm"
+        )
         try:
             await puller.start()
             await puller.pull(manifest, deadline_s=DEADLINE_S)
@@ -137,6 +138,20 @@ async def pulling(name: str, total: int) -> AsyncIterator[Callable[[], Any]]:
         finally:
             puller.close()
             remove_leftovers(key)
+
+
+async def _puller_side(name: str, stack: contextlib.AsyncExitStack) -> tuple[str, list[Backend]]:
+    """Key of the run, backends of the puller. Two MPI endpoints beside this process play those of owner and puller."""
+    if name != "mpi":
+        return uuid.uuid4().hex, make_backends(WAYS[name], "127.0.0.1", "puller", SECRET)
+    from gyre_hpc.bench.mpi_pair import joined_pair
+    from gyre_hpc.transport.mpi.backend import MpiBackend
+
+    try:
+        end, key = await stack.enter_async_context(joined_pair())
+    except (GyreError, OSError) as error:
+        raise LeftOut(str(error)) from error
+    return key, [MpiBackend("puller", end)]
 
 
 @contextlib.asynccontextmanager

@@ -71,7 +71,7 @@ class RegionServer:
     """Publishes the regions of one owner (unique in the run: "cell-1", "processor") and pulls those of others.
 
     Without `secret` no byte is served over TCP: enough where all processes share a host. `backends` are started and
-    closed here; `same_host=False` pulls over the network even what lies on this host, which tests of networks need.
+    closed here; `same_host=False` pulls over the network even what others own on this host, which tests of networks need.
     """
 
     def __init__(
@@ -165,7 +165,8 @@ class RegionServer:
     ) -> dict[str, Array]:
         """All arrays of the region, checked; copied into `into` if given. Raises PullFailed and changes nothing then."""
         end = time.monotonic() + deadline_s
-        arrays = await self._map(manifest, deadline_s) if self._same_host else None
+        here = self._same_host or Path(manifest.path).parent == self._folder
+        arrays = await self._map(manifest, deadline_s) if here else None
         if arrays is None:
             arrays = await self._fetch(manifest, end, deadline_s)
         return arrays if into is None else _copied(manifest, arrays, into)

@@ -89,6 +89,12 @@ async def test_on_one_host_no_byte_is_sent_unless_asked(started: list[RegionServ
     assert puller.ways == {"scripted": 1}
 
 
+async def test_a_process_maps_what_it_owns_itself(started: list[RegionServer]) -> None:
+    owner, _ = await pair(started, Scripted("fetch"))
+    await owner.pull(publish(owner), deadline_s=30)
+    assert owner.ways == {"same host": 1}
+
+
 async def test_a_backend_that_only_one_side_has_is_not_tried(started: list[RegionServer]) -> None:
     owner, puller = await pair(started, backend := Scripted())
     manifest = msgspec.structs.replace(publish(owner), ways={"other": "x"})

@@ -1,6 +1,6 @@
 """The region backend `mpi`: this process's endpoint fetches from the owner's, into memory that both map.
 
-A process copies its own regions. The region's address is the owner's name; its bytes are the owner's file, which the owner's endpoint maps when asked.
+The region's address is the owner's name; its bytes are the owner's file, which the owner's endpoint maps when asked.
 """
 
 from __future__ import annotations
@@ -9,10 +9,21 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from typing import Protocol
 
 from gyre_hpc.transport.backend import Room, WayFailed
 from gyre_hpc.transport.messages import Manifest
-from gyre_hpc.transport.mpi.peer_side import PeerSide
+
+
+class Side(Protocol):
+    """What a backend needs of its process's MPI side (`PeerSide`)."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether an endpoint with MPI is up here."""
+
+    async def fetch(self, owner: str, path: str, total: int, into: str) -> None:
+        """Fill the file `into` with the region file `path` of `owner`. Raises OSError."""
 
 
 class MpiBackend:
@@ -20,7 +31,7 @@ class MpiBackend:
 
     name = "mpi"
 
-    def __init__(self, owner: str, side: PeerSide) -> None:
+    def __init__(self, owner: str, side: Side) -> None:
         self._owner, self._side = owner, side
 
     async def start(self) -> None:
@@ -36,9 +47,6 @@ class MpiBackend:
         """The owner deletes the file; transfers that have begun have mapped it."""
 
     async def fetch(self, manifest: Manifest, room: Room, deadline: float) -> None:
-        if manifest.owner == self._owner:
-            await asyncio.to_thread(self._copy, manifest.path, room)
-            return
         if not self._side.ready:
             raise WayFailed("no MPI endpoint is up here")
         if not room.bytes:
@@ -46,10 +54,3 @@ class MpiBackend:
         into = f"/proc/{os.getpid()}/fd/{room.file()}"
         async with asyncio.timeout(deadline - time.monotonic()):
             await self._side.fetch(manifest.ways[self.name], manifest.path, room.bytes, into)
-
-    @staticmethod
-    def _copy(path: str, room: Room) -> None:
-        """This process's own region: no endpoint joins itself. Raises OSError."""
-        with open(path, "rb") as file:
-            if file.readinto(room.buffer) != room.bytes:
-                raise WayFailed(f"{path} is not whole")

@@ -21,6 +21,7 @@ from gyre_hpc.transport.mpi import joined as joins
 from gyre_hpc.transport.mpi.host_socket import HostSocket
 from gyre_hpc.transport.mpi.joined import Joined
 from gyre_hpc.transport.mpi.library import MPI
+from gyre_hpc.transport.mpi.maps import Maps
 from gyre_hpc.transport.mpi.transfers import Chunks, open_region, open_room
 from gyre_hpc.transport.mpi.wire import (
     Accept,
@@ -67,6 +68,7 @@ class Service:
         self._outgoing: list[Chunks] = []
         self._moved = self._active = time.monotonic()
         self._told = 0.0
+        self._maps = Maps()
 
     def run(self) -> None:
         """Until Leave; raises PeerLost when the host is gone."""
@@ -90,6 +92,7 @@ class Service:
         now = time.monotonic()
         if now - self._told >= ALIVE_S:
             self._told = now
+            self._maps.tidy()
             self._host.send(Alive())
 
     def _guarded(self, channel: Joined, work: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
@@ -203,7 +206,9 @@ class Service:
 
     def _serve(self, channel: Joined, ask: Ask) -> None:
         try:
-            memory = open_region(ask.path, ask.bytes, self._run_key)
+            memory = self._maps.of(
+                ask.path, ask.bytes, lambda: open_region(ask.path, ask.bytes, self._run_key)
+            )
         except (OSError, CorruptRecord) as error:
             channel.send(Reply(ask.transfer, f"the owner has no such region ({error})"))
             return
@@ -218,7 +223,7 @@ class Service:
         fetch, _ = asked
         if not reason:
             try:
-                memory = open_room(fetch.into, fetch.bytes)
+                memory = self._maps.of(fetch.into, fetch.bytes, lambda: open_room(fetch.into, fetch.bytes))
             except OSError as error:
                 self._host.send(Fetched(transfer, f"cannot write the memory of the host ({error})"))
                 self._abandon("a region is on its way to nowhere")
