@@ -1,8 +1,8 @@
 """The scripted agent: the engine of a harness check, and the only fake in it.
 
-It reads the prompt it is given, as a model would: a prompt with a shell tool is answered by a call of that tool which
-writes a file; once the result stands in the prompt, by the final answer; any other prompt (titles and the like) by a
-word. Its first answer to the task comes after a silence, in which the gateway must keep the harness alive.
+It reads the prompt it is given, as a model would: a prompt with a shell tool is answered by thinking, a text and two calls
+of that tool, one of which writes a file; once the result stands in the prompt, by the final answer; any other prompt
+(titles and the like) by a word. Its first answer to the task comes after a silence, in which the gateway must keep the harness alive.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from gyre_hpc.records import Version
 
 FILE, CONTENT = "made-by-check.txt", "made by the agent"
 COMMAND = f"printf '{CONTENT}' > {FILE} && echo result-$((6 * 7))-of-the-check"
+BESIDE = "pwd"
+"""A second call in the same answer."""
+THINKING = "<think>\nOne command does it.\n</think>\n\n"
 RESULT = "result-42-of-the-check"
 """In a prompt only if the command was really carried out."""
 ANSWER = "The file is written: final-answer-of-the-check."
@@ -77,7 +80,8 @@ class ScriptedEngine:
         self.task_calls += 1
         self.tool = str(tool["name"])
         if RESULT not in prompt and self.task_calls <= MOST_CALLS:
-            return f"I write the file.\n{tool_call(tool, COMMAND)}<|im_end|>", self.task_calls == 1
+            calls = f"{tool_call(tool, COMMAND)}\n{tool_call(tool, BESIDE)}"
+            return f"{THINKING}I write the file.\n{calls}<|im_end|>", self.task_calls == 1
         self.results_seen += RESULT in prompt
         if self.done_command:
             return f"{ANSWER}\n{tool_call(tool, self.done_command)}<|im_end|>", False

@@ -57,7 +57,7 @@ async def test_the_agent_acts_once_reads_its_result_and_answers(rendering: Rende
         ids = rendering.render([{"role": "user", "content": content}], tools)
         chunks = [chunk async for chunk in engine.generate("r", EncodedIds.of(ids), 400, "w0")]
         said.append(rendering.parse([token for chunk in chunks for token in chunk.ids]))
-    assert [len(answer.tool_calls) for answer in said] == [1, 1, 0] and script.FINAL_WORD in said[2].content
+    assert [len(answer.tool_calls) for answer in said] == [2, 2, 0] and script.FINAL_WORD in said[2].content
     side = rendering.render([{"role": "user", "content": "title"}])
     chunks = [chunk async for chunk in engine.generate("r", EncodedIds.of(side), 400, "w0")]
     assert chunks[-1].finish == "stop" and (engine.task_calls, engine.side_calls) == (3, 1)
