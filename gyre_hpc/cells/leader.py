@@ -53,7 +53,14 @@ class Leader:
     """Everything one cell owns, from hello to goodbye."""
 
     def __init__(
-        self, config: RunConfig, layout: RunLayout, cell: CellId, incarnation: int, link: Link
+        self,
+        config: RunConfig,
+        layout: RunLayout,
+        cell: CellId,
+        incarnation: int,
+        link: Link,
+        *,
+        trains: bool = True,
     ) -> None:
         secret = read_secret(layout)
         self._link, self._cluster = link, config.cluster
@@ -62,7 +69,7 @@ class Leader:
         self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}", keep=0)
         self._engine = EngineHost(config, layout, cell, incarnation, layout.logs(link.epoch), self._scratch)
         self._engine.on_death = self._engine_died
-        self._trainer = TrainerHost(config, layout)
+        self._trainer, self._trains = TrainerHost(config, layout), trains
         self._mpi = make_peer_side(config, f"cell-{cell}", incarnation, link, secret)
         others = [] if self._mpi is None else [MpiBackend(f"cell-{cell}", self._mpi)]
         self._regions = region_server(config, f"cell-{cell}", secret, others=others)
@@ -76,7 +83,8 @@ class Leader:
         if self._mpi is not None:
             await self._mpi.start()
         await self._regions.start()
-        self._trainer.begin()
+        if self._trains:
+            self._trainer.begin()
         self._engine.begin()
         try:
             return await self._serve()
@@ -133,7 +141,7 @@ class Leader:
             self._queue.put_nowait(EngineDied(cause))
 
 
-async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> int:
+async def lead(layout: RunLayout, cell: CellId, incarnation: int, *, trains: bool = True) -> int:
     """One incarnation of a cell, from connecting to goodbye; returns its exit code (0 = ended as told)."""
     config = load_run_config(layout.root)
     check_node(config.cluster.health_probe)
@@ -151,7 +159,7 @@ async def lead(layout: RunLayout, cell: CellId, incarnation: int) -> int:
         heartbeat_s=config.transport.heartbeat_s,
         timeout_s=config.cluster.start_timeout_s,
     )
-    leader = Leader(config, layout, cell, incarnation, link)
+    leader = Leader(config, layout, cell, incarnation, link, trains=trains)
     reason = await leader.run()
     if reason:
         log.critical("cell %d ends: %s", cell, reason)
@@ -168,6 +176,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, help="run folder")
     parser.add_argument("--cell", type=int, required=True, help="index of the cell in the launch plan")
     parser.add_argument("--incarnation", type=int, required=True, help="number of this start, growing")
+    parser.add_argument(
+        "--rollout-only", action="store_true", help="make no trainer: it will never be asked for"
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -176,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     layout = RunLayout(args.run.absolute())
     log.info("cell-%d %s", args.cell, whereabouts())
     try:
-        return asyncio.run(lead(layout, CellId(args.cell), args.incarnation))
+        return asyncio.run(lead(layout, CellId(args.cell), args.incarnation, trains=not args.rollout_only))
     except Orphaned as orphaned:
         outlive(layout, load_run_config(layout.root).cluster, orphaned.epoch)
         return orphaned.exit_code

@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gyre_hpc.config import RunConfig
@@ -154,7 +154,9 @@ class CellHost:
 
     async def _start(self, link: Link, message: StartProcess) -> None:
         try:
-            handle = await self.launcher.start(here(message, self.layout))
+            spec = here(message, self.layout)
+            words = ["--rollout-only"] * self.offer.rollout_only
+            handle = await self.launcher.start(replace(spec, argv=[*spec.argv, *words]))
         except GyreError as error:
             log.error("%s: %s", message.name, error)
             link.send(ProcessEnded(message.serial, error.exit_code, error.message))
