@@ -286,7 +286,7 @@ class Controller:
         while not self._ended() and not self.departure.due(self.leaving.idle):
             with contextlib.suppress(TimeoutError):
                 self.reception.note(await asyncio.wait_for(self.peers.inbox.get(), TICK_S))
-            while not self.peers.inbox.empty():
+            for _ in range(self.peers.inbox.qsize()):  # what comes meanwhile waits: restarts must not
                 self.reception.note(self.peers.inbox.get_nowait())
             if self.departure.ending is None and not self.departure.judging:
                 await self.reception.restart_the_dead()

@@ -18,7 +18,7 @@ from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.controller import Controller, RunContext
 from gyre_hpc.controller.history import read_history
 from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.peers import Connected, Inbound, Peer, PeerId, Said
+from gyre_hpc.controller.peers import Connected, Exited, Inbound, Peer, PeerId, Said
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.layout import RunLayout
@@ -152,6 +152,8 @@ class FakePeers:
     def __init__(self, watch: Callable[[PeerId, msg.Message], None]) -> None:
         self.inbox: asyncio.Queue[Inbound] = asyncio.Queue()
         self.survivors: set[PeerKind] = set()
+        self.peers: dict[PeerId, Peer] = {}
+        self.hosts: dict[Any, Any] = {}
         self.cells, self.services, self._watch = Cells(), Services(), watch
 
     def start_accepting(self) -> None: ...
@@ -164,7 +166,25 @@ class FakePeers:
     def address(self, kind: PeerKind, index: int = 0) -> str:
         return "http://gateway"
 
-    async def launch(self, kind: PeerKind, index: int) -> None:
+    def fence(self, kind: PeerKind, index: int) -> None: ...
+
+    def forget(self, kind: PeerKind, index: int) -> None:
+        self.peers.pop((kind, index), None)
+
+    def kill(self, kind: PeerKind, index: int) -> None:
+        if (kind, index) in self.peers:
+            self.vanish(index)
+
+    def vanish(self, cell: int, code: int = -9) -> None:
+        """The process of the cell ends, once; it answers nothing more."""
+        peer = self.peers[PeerKind.CELL, cell]
+        if peer.dead:
+            return
+        peer.dead = True
+        self.inbox.put_nowait(Exited((PeerKind.CELL, cell), 1, code))
+
+    async def launch(self, kind: PeerKind, index: int, launcher: object = None) -> None:
+        self.peers[kind, index] = Peer(kind, index)
         self.inbox.put_nowait(Connected((kind, index), False))
 
     async def launch_first(self, kind: PeerKind, index: int) -> None:
@@ -180,6 +200,11 @@ class FakePeers:
     def _answers(
         self, kind: PeerKind, index: int, message: msg.Message
     ) -> list[tuple[PeerKind, msg.Message]]:
+        peer = self.peers.get((kind, index))
+        if peer is None or peer.dead:
+            return []
+        if isinstance(message, msg.Shutdown) and kind is PeerKind.CELL:
+            self.vanish(index, code=0)
         if kind is not PeerKind.CELL:
             return self.services.answer(message)
         return [(kind, answer) for answer in self.cells.answer(index, message)]
