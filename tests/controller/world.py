@@ -200,13 +200,13 @@ class FakePeers:
     def _answers(
         self, kind: PeerKind, index: int, message: msg.Message
     ) -> list[tuple[PeerKind, msg.Message]]:
+        if kind is not PeerKind.CELL:
+            return self.services.answer(message)
         peer = self.peers.get((kind, index))
         if peer is None or peer.dead:
             return []
-        if isinstance(message, msg.Shutdown) and kind is PeerKind.CELL:
+        if isinstance(message, msg.Shutdown):
             self.vanish(index, code=0)
-        if kind is not PeerKind.CELL:
-            return self.services.answer(message)
         return [(kind, answer) for answer in self.cells.answer(index, message)]
 
 
