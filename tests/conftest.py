@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def _gpu() -> bool:
     )
 
 
+def _mpiexec() -> bool:
+    return shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is not None
+
+
 NIXL = ".venv/bin/pip install --no-deps nixl-cu12==1.5.1 (without its dependencies: it declares torch)"
 
 NEEDS = {
@@ -42,6 +47,10 @@ NEEDS = {
     "npm": (lambda: shutil.which("npm") is not None, "apt-get install npm"),
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "nixl": (lambda: any(importlib.util.find_spec(wheel) for wheel in ("nixl_cu12", "nixl_cu13")), NIXL),
+    "mpi": (
+        lambda: importlib.util.find_spec("mpi4py") is not None and _mpiexec(),
+        ".venv/bin/pip install 'mpi4py>=4.0' 'mpich>=4.2' (the extra mpi)",
+    ),
     "rdma": (
         lambda: Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
         "run on a node with an RDMA device (InfiniBand or RoCE); two nodes: sbatch -N2 slurm/accept.sbatch",

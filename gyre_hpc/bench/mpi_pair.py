@@ -16,7 +16,7 @@ import tempfile
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.layout import RunLayout
@@ -39,7 +39,6 @@ from gyre_hpc.transport.rendezvous import write_secret
 UP_S: Final = 60.0
 JOIN_S: Final = 20.0
 CHANNEL: Final = 1
-OWNER: Final = "owner"
 LOOPBACK: Final = {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
 
 
@@ -50,8 +49,8 @@ class NoMpi(GyreError):
 class End:
     """One host and its endpoint; `fetch` is what a backend asks of it."""
 
-    def __init__(self, run: Path, key: str, name: str) -> None:
-        self.name, self._run = name, run
+    def __init__(self, run: Path, key: str, name: str, stall_s: float) -> None:
+        self.name, self._run, self._stall_s = name, run, stall_s
         self._host = EndpointHost(socket_path(key, name), JOIN_S, self._heard, self._lost)
         self.said: dict[type, asyncio.Future[ToHost]] = {}
         self._transfers: dict[int, asyncio.Future[None]] = {}
@@ -60,7 +59,13 @@ class End:
 
     @property
     def ready(self) -> bool:
+        """Whether MPI runs in the endpoint."""
         return self._host.ready
+
+    @property
+    def pid(self) -> int:
+        """The endpoint's process id; 0 before there was one."""
+        return self._host.pid
 
     async def start(self) -> None:
         """Raises NoMpi."""
@@ -79,7 +84,7 @@ class End:
             "gyre_hpc.transport.mpi.endpoint",
         ]
         where = ["--run", str(self._run), "--name", self.name, "--socket", str(self._host.path)]
-        limits = ["--plugin", "pmi2", "--join-s", str(JOIN_S), "--stall-s", str(JOIN_S)]
+        limits = ["--plugin", "pmi2", "--join-s", str(JOIN_S), "--stall-s", str(self._stall_s)]
         ready = self.expect(Ready)
         log = (self._run / f"{self.name}.log").open("wb")
         with log:
@@ -118,7 +123,11 @@ class End:
         transfer = next(self._serial)
         future = self._transfers[transfer] = asyncio.get_running_loop().create_future()
         self._host.send(Fetch(CHANNEL, transfer, path, total, into))
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._host.kill(f"the pull of {path} was given up")  # it might still write
+            raise
 
     async def _answer(self, future: asyncio.Future[ToHost], what: str) -> ToHost:
         try:
@@ -129,6 +138,8 @@ class End:
     def _heard(self, message: ToHost) -> None:
         if isinstance(message, Fetched):
             future = self._transfers.pop(message.transfer)
+            if future.done():
+                return
             if message.reason:
                 future.set_exception(OSError(message.reason))
             else:
@@ -139,23 +150,25 @@ class End:
             said.set_result(message)
 
     def _lost(self, reason: str) -> None:
-        waiting: list[asyncio.Future[Any]] = [*self.said.values(), *self._transfers.values()]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(NoMpi(reason))
+        for said in self.said.values():
+            if not said.done():
+                said.set_exception(NoMpi(reason))
+        for transfer in self._transfers.values():
+            if not transfer.done():
+                transfer.set_exception(ConnectionError(reason))
 
 
 @contextlib.asynccontextmanager
-async def joined_pair() -> AsyncIterator[tuple[End, str]]:
-    """The puller's end, joined to an end named OWNER, and the key of the run that the owner must publish in. Raises NoMpi."""
+async def joined_pair(stall_s: float = JOIN_S) -> AsyncIterator[tuple[End, End, str]]:
+    """Ends of an owner and of a puller that has joined it, and the key of the run to publish in. Raises NoMpi."""
     run = Path(tempfile.mkdtemp(prefix="gyre-bench-"))
     key = run_key(write_secret(RunLayout(run)))
-    ends = [End(run, key, name) for name in (OWNER, "puller")]
+    ends = [End(run, key, name, stall_s) for name in ("owner", "puller")]
     try:
         for end in ends:
             await end.start()
         await ends[1].join(ends[0])
-        yield ends[1], key
+        yield ends[0], ends[1], key
     finally:
         for end in ends:
             await end.close()

@@ -148,7 +148,7 @@ async def _puller_side(name: str, stack: contextlib.AsyncExitStack) -> tuple[str
     from gyre_hpc.transport.mpi.backend import MpiBackend
 
     try:
-        end, key = await stack.enter_async_context(joined_pair())
+        _, end, key = await stack.enter_async_context(joined_pair())
     except (GyreError, OSError) as error:
         raise LeftOut(str(error)) from error
     return key, [MpiBackend("puller", end)]

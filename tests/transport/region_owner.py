@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gyre_hpc.transport.backend import Backend
 from gyre_hpc.transport.backends import make_backends
 from gyre_hpc.transport.messages import Manifest, RegionKind
+from gyre_hpc.transport.mpi.backend import MpiBackend
 from gyre_hpc.transport.regions import RegionServer
 
 SECRET = b"s" * 32
@@ -29,8 +31,23 @@ def arrays_of(size: int) -> dict[str, np.ndarray[Any, Any]]:
     return {"numbers": numbers, "none": np.empty((0, 3), np.float32), "half": numbers[: size // 2]}
 
 
+class Elsewhere:
+    """The MPI side of an owner whose endpoint is somebody else's to start."""
+
+    ready = False
+
+    async def fetch(self, owner: str, path: str, total: int, into: str) -> None:
+        raise OSError("an owner fetches nothing")
+
+
+def backends_of(kind: str, owner: str) -> list[Backend]:
+    return (
+        [MpiBackend(owner, Elsewhere())] if kind == "mpi" else make_backends(kind, "127.0.0.1", owner, SECRET)
+    )
+
+
 async def main(kind: str, owner: str, run_key: str) -> None:
-    backends = make_backends(kind, "127.0.0.1", owner, SECRET)
+    backends = backends_of(kind, owner)
     server = RegionServer("127.0.0.1", owner, run_key, secret=SECRET, backends=backends)
     await server.start()
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):

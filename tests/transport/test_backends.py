@@ -11,23 +11,31 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from gyre_hpc.transport.backend import Room, WayFailed
+from gyre_hpc.bench.mpi_pair import joined_pair
+from gyre_hpc.transport.backend import Backend, Room, WayFailed
 from gyre_hpc.transport.backends import make_backends
 from gyre_hpc.transport.messages import Manifest
+from gyre_hpc.transport.mpi.backend import MpiBackend
 from gyre_hpc.transport.regions import PullFailed, RegionServer, remove_leftovers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from region_owner import SECRET, arrays_of
 
-KINDS = [pytest.param("sockets", id="sockets"), pytest.param("nixl", id="nixl", marks=pytest.mark.nixl)]
+KINDS = [
+    pytest.param("sockets", id="sockets"),
+    pytest.param("nixl", id="nixl", marks=pytest.mark.nixl),
+    pytest.param("mpi", id="mpi", marks=pytest.mark.mpi),
+]
 PATIENCE_S = 60.0
+STALL_S = 3.0
+"""An MPI library may say nothing of a dead peer: its region then has to move within this."""
 SMALL, LARGE = 100_000, 1 << 24
 """Bytes of regions; LARGE takes any way long enough to be interrupted."""
 
@@ -35,8 +43,10 @@ SMALL, LARGE = 100_000, 1 << 24
 class Owner:
     """The other process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, endpoint: int) -> None:
         self.process = process
+        self.endpoint = endpoint
+        """Process id of its MPI endpoint, 0 without one."""
 
     async def ask(self, *command: object) -> Manifest | None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -52,6 +62,9 @@ class Owner:
         """To the owner and all it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+        if self.endpoint:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.endpoint, number)
 
 
 @pytest.fixture(params=KINDS)
@@ -59,31 +72,44 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def key() -> str:
-    return uuid.uuid4().hex
+class Stage(NamedTuple):
+    """Where owner and puller meet: key of the run, the puller's backends, the owner's MPI endpoint."""
+
+    key: str
+    backends: list[Backend]
+    endpoint: int = 0
 
 
 @pytest_asyncio.fixture
-async def owner(kind: str, key: str) -> AsyncIterator[Owner]:
+async def stage(kind: str) -> AsyncIterator[Stage]:
+    if kind != "mpi":
+        yield Stage(uuid.uuid4().hex, make_backends(kind, "127.0.0.1", "cell-1", SECRET))
+        return
+    async with joined_pair(STALL_S) as (owner, puller, key):
+        yield Stage(key, [MpiBackend("cell-1", puller)], owner.pid)
+
+
+@pytest_asyncio.fixture
+async def owner(kind: str, stage: Stage) -> AsyncIterator[Owner]:
     script = str(Path(__file__).with_name("region_owner.py"))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, script, kind, "cell-0", key),
+        *(sys.executable, script, kind, "cell-0", stage.key),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    owner = Owner(process)
+    owner = Owner(process, stage.endpoint)
     yield owner
     owner.signal(signal.SIGKILL)
     await process.wait()
-    remove_leftovers(key)
+    remove_leftovers(stage.key)
 
 
 @pytest_asyncio.fixture
-async def puller(kind: str, key: str) -> AsyncIterator[RegionServer]:
-    backends = make_backends(kind, "127.0.0.1", "cell-1", SECRET)
-    puller = RegionServer("127.0.0.1", "cell-1", key, secret=SECRET, backends=backends, same_host=False)
+async def puller(stage: Stage) -> AsyncIterator[RegionServer]:
+    puller = RegionServer(
+        "127.0.0.1", "cell-1", stage.key, secret=SECRET, backends=stage.backends, same_host=False
+    )
     await puller.start()
     yield puller
     puller.close()

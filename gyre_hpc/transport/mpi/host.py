@@ -70,6 +70,11 @@ class EndpointHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
+    @property
+    def pid(self) -> int:
+        """Process id of the latest endpoint; 0 before there was one."""
+        return self._pid
+
     async def start(self) -> None:
         """Listen. Raises OSError naming the path."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
