@@ -3,7 +3,8 @@
 A one-rank step on the host's node. It relays frames between its host's Unix socket and the inter-communicators that the
 host tells it to accept or join, and moves regions. It knows nothing of links. Accept and Connect block all MPI of a
 process, so a watchdog ends the process when one takes longer than `--join-s`; the host does the same from outside,
-and starts another. It also ends when its host is gone and when a region has not moved for `--stall-s`.
+and starts another. It also ends when its host is gone and when a region has not moved for `--stall-s`; not by SIGTERM,
+which a preemption sends to all and its host judges.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -62,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         serve(args)
     except PeerLost as error:

@@ -1,7 +1,8 @@
 """The loop of an endpoint: its host's wishes, frames of its channels, chunks of its transfers, one thread.
 
-It waits on the host's socket with a time limit that grows from nothing (a transfer runs) over HOT_WAIT_S (a frame came a
-moment ago) to IDLE_WAIT_S, and looks at MPI in between: an idle endpoint looks 200 times a second.
+It waits on the host's socket with a time limit and looks at MPI in between. The limit grows from nothing (a transfer moves)
+over MOVING_WAIT_S (it waits for the other side, which may need this CPU) and HOT_WAIT_S (a frame came a moment ago) to
+IDLE_WAIT_S: an idle endpoint looks 200 times a second.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from gyre_hpc.transport.wire import NONCE_BYTES
 
 log = logging.getLogger("gyre_hpc.transport.mpi.endpoint")
 P = ParamSpec("P")
+MOVING_WAIT_S: Final = 0.00005
 HOT_S: Final = 0.02
 HOT_WAIT_S: Final = 0.0002
 IDLE_WAIT_S: Final = 0.005
@@ -69,6 +71,7 @@ class Service:
         self._moved = self._active = time.monotonic()
         self._told = 0.0
         self._maps = Maps()
+        self._moving = False
 
     def run(self) -> None:
         """Until Leave; raises PeerLost when the host is gone."""
@@ -85,7 +88,7 @@ class Service:
 
     def _wait(self) -> float:
         if self._incoming or self._outgoing:
-            return 0.0
+            return 0.0 if self._moving else MOVING_WAIT_S
         return HOT_WAIT_S if self._asked or time.monotonic() - self._active < HOT_S else IDLE_WAIT_S
 
     def _tell_alive(self) -> None:
@@ -243,6 +246,7 @@ class Service:
             self._abandon("a region was not answered for")
         if not self._incoming and not self._outgoing:
             return
+        self._moving = False
         for chunks in (*self._incoming.values(), *self._outgoing):
             self._guarded(chunks.joined, self._progress, chunks, now)
         for transfer in [transfer for transfer, chunks in self._incoming.items() if chunks.done]:
@@ -255,3 +259,4 @@ class Service:
     def _progress(self, chunks: Chunks, now: float) -> None:
         if chunks.progress():
             self._moved = self._active = now
+            self._moving = True

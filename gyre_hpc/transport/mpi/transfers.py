@@ -15,7 +15,7 @@ from typing import Any, Final
 from gyre_hpc.transport import region_files
 from gyre_hpc.transport.mpi.joined import Joined
 
-CHUNK: Final = 4 << 20
+CHUNK: Final = 16 << 20
 WINDOW: Final = 4
 """Chunks under way at once."""
 
@@ -60,9 +60,9 @@ def open_region(path: str, total: int, run_key: str) -> mmap.mmap:
 
 
 def open_room(into: str, total: int) -> mmap.mmap:
-    """Map the puller's memory for writing. Raises OSError."""
+    """Map the puller's memory for writing, its pages made at once. Raises OSError."""
     handle = os.open(into, os.O_RDWR)
     try:
-        return mmap.mmap(handle, total)
+        return mmap.mmap(handle, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
         os.close(handle)
