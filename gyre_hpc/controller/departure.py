@@ -176,7 +176,7 @@ class Departure:
         if self.ending is not None:
             return HOLD
         left = self.left_s()
-        if left is None:
+        if left is None or self._cluster.runners == "external":  # there it outlives this job
             return RUN
         now, need = self._clock(), self.durations.p90()
         if self._first_asked_at is None:

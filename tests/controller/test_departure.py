@@ -104,6 +104,16 @@ async def test_launches_go_by_the_time_that_is_left(world: World) -> None:
     assert departure.permit() == HOLD
 
 
+async def test_what_outlives_the_job_is_launched_until_it_leaves(world: World) -> None:
+    world.config.cluster.runners = "external"
+    departure = await world.departure()
+    world.now = 899.0
+    assert departure.permit() == RUN
+    world.now = 900.0
+    departure.tick()
+    assert departure.permit() == HOLD
+
+
 async def test_a_job_whose_cells_come_up_late_starts_what_is_longer_than_any_job(world: World) -> None:
     world.config.harness.overall_timeout_s = 10_000
     departure = await world.departure()
