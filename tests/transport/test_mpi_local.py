@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gyre_hpc.launch.plan import Launcher
+from gyre_hpc.launch.plan import Launcher, ProcessSpec
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.links import write_secret
 from gyre_hpc.transport.messages import RegionKind
 from gyre_hpc.transport.regions import PullFailed
 from tests.launch.cluster import PATIENCE_S
-from tests.transport.mpi_run import PmiLauncher, mpi_run, until
+from tests.transport.mpi_run import PmiLauncher, PmiProcess, mpi_run, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -109,3 +113,46 @@ async def test_a_torn_region_is_refused_and_a_dead_owner_leaves_it_to_tcp(launch
         arrays = await puller.pull(large, deadline_s=PATIENCE_S)
         np.testing.assert_array_equal(arrays["w"], np.arange(1 << 24))
         assert puller.ways == {"mpi failed": 2, "sockets failed": 1, "sockets": 1}
+
+
+class Changed(PmiLauncher):
+    """Starts the endpoint of cell-0 in another way."""
+
+    def __init__(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
+        self.change = change
+
+    async def start(self, spec: ProcessSpec) -> PmiProcess:
+        return await super().start(self.change(spec) if spec.name == "mpi-cell-0" else spec)
+
+
+async def test_an_endpoint_without_the_secret_of_the_run_is_sent_away(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    write_secret(RunLayout(tmp_path))
+
+    def of_another_run(spec: ProcessSpec) -> ProcessSpec:
+        argv = list(spec.argv)
+        argv[argv.index("--run") + 1] = str(tmp_path)
+        return replace(spec, argv=argv)
+
+    async with mpi_run(Changed(of_another_run)) as run:  # type: ignore[arg-type]
+        await run.joined(1)
+        log = run.layout.logs(1) / "mpi-controller.log"
+        await until("the refusal", lambda: "did not prove to be cell-0" in log.read_text())
+        run.talk(1, 0, 20)
+        await run.heard(1, 20)
+        run.talk(0, 0, 20)
+        await run.heard(0, 20)
+        assert not run.up(0)
+
+
+async def test_an_endpoint_that_was_given_no_pmi_is_named_once_and_its_cell_stays_on_the_socket(
+    launcher: Launcher,
+) -> None:
+    async with mpi_run(Changed(lambda spec: replace(spec, mpi="none"))) as run:  # type: ignore[arg-type]
+        await run.joined(1)
+        await until("the diagnosis", lambda: run.faults)
+        run.talk(0, 0, 20)
+        await run.heard(0, 20)
+        (fault,) = run.faults
+        assert fault.startswith("cell-0: MPI is off, it stays on sockets: MPICH") and "no PMI" in fault
