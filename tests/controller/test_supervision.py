@@ -25,7 +25,7 @@ class DyingPeers:
     """A cell that is dead whenever somebody looks. `rooms`: what each launch finds; `nodes` are its own judge."""
 
     def __init__(self) -> None:
-        self.launched = 0
+        self.launched = self.tried = 0
         self.cell = Peer(PeerKind.CELL, 1, dead=True, handle=cast(Any, Handle()))
         self.peers = {self.cell.id: self.cell, (PeerKind.CELL, 0): Peer(PeerKind.CELL, 0)}
         self.nodes, self.room, self.lost = self, True, False
@@ -35,6 +35,7 @@ class DyingPeers:
         return [peer for peer in self.peers.values() if peer.dead]
 
     async def launch(self, kind: PeerKind, index: int) -> None:
+        self.tried += 1
         if not self.room:
             raise NoRoom("cell-1 needs a node")
         self.launched += 1
@@ -121,6 +122,7 @@ async def test_a_cell_without_room_waits_is_told_of_once_and_comes_back_when_the
     assert bench.told == [
         "cell-1 lost on n1; no node left has room for it: the run goes on with 1 of 2 cells"
     ]
+    assert bench.peers.tried == 1 + 999 // RETRY_S
     bench.peers.room = True
     bench.now += RETRY_S
     assert await bench.supervision.relaunch_the_dead() == [bench.peers.cell]

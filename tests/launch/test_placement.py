@@ -54,8 +54,9 @@ def test_cells_leave_the_services_their_room_where_the_job_was_planned_so() -> N
     planned = with_room_kept(cluster, [Node("n0", 3, 4096), Node("n1", 3, 4096)])
     first = place(cell(mem="2G"), planned, [])
     place(cell(mem="2G"), planned, [first])
-    with pytest.raises(NoRoom):
-        place(cell(mem="2G"), [node for node in planned if node.name in first.nodes], [first])
+    for more in ("2G", "1M"):  # neither memory nor CPUs are left
+        with pytest.raises(NoRoom):
+            place(cell(mem=more), [node for node in planned if node.name in first.nodes], [first])
     assert place(cell("gateway-0", service=True), planned, [first]).exact
     tight = [Node("n0", 2, 4096)]
     assert with_room_kept(cluster, tight) == tuple(tight)

@@ -159,6 +159,13 @@ def test_a_run_with_a_newer_controller_or_one_that_is_done_is_left(site: Site) -
     assert before[0] == "scontrol requeue 77" and site.did() == before
 
 
+def test_a_controller_that_takes_the_run_over_during_the_grace_keeps_its_job(site: Site) -> None:
+    site.cluster.orphan_grace_s = 0.5
+    threading.Timer(0.1, acquire, (site.layout.root,), {"force": True}).start()
+    site.outlive()
+    assert site.did() == []
+
+
 def test_outside_the_controllers_job_and_outside_slurm_nobody_is_freed(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
