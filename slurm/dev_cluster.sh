@@ -250,9 +250,13 @@ kill_pids() { local pid; for pid in "$@"; do kill -9 "$pid" 2>/dev/null || true;
 
 kill_node() {
     runs "$root/run/slurmd.$1.pid" || die "node $1 does not run"
-    kill_pids "$(pid_in "$root/run/slurmd.$1.pid")"
+    local pids pid
+    # Stopped before any is killed: an srun whose other half dies would cancel its step on other nodes, as no lost node does.
+    mapfile -t pids < <(pid_in "$root/run/slurmd.$1.pid"; echo; steps_of "$1")
+    for pid in "${pids[@]}"; do [[ -z $pid ]] || kill -STOP "$pid" 2>/dev/null || true; done
+    kill_pids "${pids[@]}"
     # shellcheck disable=SC2046
-    kill_pids $(steps_of "$1")
+    kill_pids $(steps_of "$1") # what they had started meanwhile
     rm -f "$root/run/slurmd.$1.pid"
 }
 
