@@ -162,6 +162,10 @@ class Request:
         return bytes(xxhash.xxh3_128_digest(self._joined[: DIGEST_BYTES * (count + 1)]))
 
 
+Owner = tuple[bool, str | None]
+"""Whether an item is part of an assistant turn, and the call that minted it."""
+
+
 @dataclass
 class History:
     """What one execution has sent before, by the hash of its raw bytes. Lives as long as the execution."""
@@ -169,6 +173,8 @@ class History:
     units: dict[bytes, Unit] = field(default_factory=dict)
     tools: dict[bytes, tuple[tuple[dict[str, Any], ...], bytes]] = field(default_factory=dict)
     forms: dict[bytes, dict[str, ToolForm]] = field(default_factory=dict)
+    owners: dict[bytes, Owner] = field(default_factory=dict)
+    """Where a dialect spreads an answer over several items: what each item belongs to."""
 
     def read(
         self, raws: Sequence[msgspec.Raw], read: Reader

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import xxhash
 
 from gyre_hpc.gateway.canonical import (
     EchoedCall,
     History,
+    Owner,
     Request,
     ToolForm,
     Turn,
@@ -111,7 +113,7 @@ class OpenAIResponses:
         limit = outline.max_output_tokens
         if limit is not None and limit < 1:
             raise invalid("max_output_tokens: must be at least 1")
-        raws = list(_turns(_items(outline.input)))
+        raws = list(_turns(_items(outline.input), history))
         if not raws:
             raise invalid("input: at least one item is required")
         if outline.instructions:
@@ -167,31 +169,45 @@ def _refuse_stored(outline: _Body) -> None:
 
 def _items(given: msgspec.Raw) -> list[msgspec.Raw]:
     """The items of an input that may be a bare text. Raises Refusal."""
-    text = bytes(given)
-    if text.startswith(b'"'):
-        return [msgspec.Raw(b'{"role":"user","content":' + text + b"}")]
+    if memoryview(given)[0] == ord('"'):
+        return [msgspec.Raw(b'{"role":"user","content":' + bytes(given) + b"}")]
     try:
         return msgspec.json.decode(given, type=list[msgspec.Raw])
     except msgspec.DecodeError as error:
         raise invalid(f"input: must be a text or a list of items ({error})") from error
 
 
-def _turns(items: list[msgspec.Raw]) -> Iterator[msgspec.Raw]:
+def _turns(items: list[msgspec.Raw], history: History) -> Iterator[msgspec.Raw]:
     """The items, those of one answer put together in a JSON array."""
-    group: list[bytes] = []
+    group: list[msgspec.Raw] = []
     owner: str | None = None
-    for raw in items:
-        head = _head(raw)
-        if group and (not head.answered or (owner and head.call and head.call != owner)):
-            yield msgspec.Raw(b"[" + b",".join(group) + b"]")
+    for raw, (answered, call) in zip(items, _owners(items, history), strict=True):
+        if group and (not answered or (owner and call and call != owner)):
+            yield _array(group)
             group, owner = [], None
-        if head.answered:
-            group.append(bytes(raw))
-            owner = owner or head.call
+        if answered:
+            group.append(raw)
+            owner = owner or call
         else:
             yield raw
     if group:
-        yield msgspec.Raw(b"[" + b",".join(group) + b"]")
+        yield _array(group)
+
+
+def _array(items: list[msgspec.Raw]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(items) + b"]")
+
+
+def _owners(items: list[msgspec.Raw], history: History) -> list[Owner]:
+    """The owner of each item; an item that was sent before costs one lookup by the hash of its bytes."""
+    keys = list(map(xxhash.xxh3_128_digest, items))
+    found = list(map(history.owners.get, keys))
+    owners: list[Owner] = found  # type: ignore[assignment]
+    for index in range(len(items)):
+        if found[index] is None:
+            head = _head(items[index])
+            owners[index] = history.owners[keys[index]] = (head.answered, head.call)
+    return owners
 
 
 def _head(raw: msgspec.Raw) -> _Head:
