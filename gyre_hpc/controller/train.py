@@ -86,6 +86,10 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
         layout, force = new_run(config), False
     _check_node(config, layout, fresh=not resumed)
     owner = acquire(layout.root, force=force)
+    if config.cluster.kind == "slurm":
+        signal.signal(
+            signal.SIGUSR2, signal.SIG_IGN
+        )  # until the loop listens; the controller has a clock of its own
     with _logged_to(layout.logs(owner.epoch)):
         log.info("controller %s", whereabouts())
         for path in call_logs(layout):
@@ -157,10 +161,21 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
     expect_survivors(peers, config, layout)
     controller = Controller(context, peers, history)
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR2] if config.cluster.kind == "slurm" else []))
-    for number in signals:
+    slurm = config.cluster.kind == "slurm"
+    for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR2] if slurm else [])):
         loop.add_signal_handler(number, controller.departure.signalled, signal.Signals(number).name)
     try:
-        return None if await controller.run() is None else controller.departure
+        ending = await controller.run()
+        if slurm:
+            _ignore(loop, signal.SIGUSR2)
+        if slurm and ending is not None:
+            _ignore(loop, signal.SIGTERM)
+        return None if ending is None else controller.departure
     finally:
         remove_leftovers(run_key(secret))
+
+
+def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:
+    """What Slurm sends late must not end a process that hands its job back, or writes its report."""
+    loop.remove_signal_handler(number)
+    signal.signal(number, signal.SIG_IGN)
