@@ -248,12 +248,20 @@ steps_of() { # pids on node $1: the daemons of its steps (known by their log), t
 
 kill_pids() { local pid; for pid in "$@"; do kill -9 "$pid" 2>/dev/null || true; done; }
 
+with_descendants() { # PID...: these and all below them, as a process with another environment is
+    ps -eo pid=,ppid= | awk -v roots="$*" '
+        { children[$2] = children[$2] " " $1 }
+        END { n = split(roots, todo, " "); for (i = 1; i <= n; i++) { print todo[i]; m = split(children[todo[i]], more, " ")
+              for (j = 1; j <= m; j++) todo[++n] = more[j] } }'
+}
+
 kill_node() {
     runs "$root/run/slurmd.$1.pid" || die "node $1 does not run"
     local pids pid
     # Stopped before any is killed: an srun whose other half dies would cancel its step on other nodes, as no lost node does.
-    mapfile -t pids < <(pid_in "$root/run/slurmd.$1.pid"; echo; steps_of "$1")
-    for pid in "${pids[@]}"; do [[ -z $pid ]] || kill -STOP "$pid" 2>/dev/null || true; done
+    # shellcheck disable=SC2046
+    mapfile -t pids < <(pid_in "$root/run/slurmd.$1.pid"; with_descendants $(steps_of "$1"))
+    for pid in "${pids[@]}"; do kill -STOP "$pid" 2>/dev/null || true; done
     kill_pids "${pids[@]}"
     # shellcheck disable=SC2046
     kill_pids $(steps_of "$1") # what they had started meanwhile
