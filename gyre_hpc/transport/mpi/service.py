@@ -8,12 +8,13 @@ IDLE_WAIT_S: an idle endpoint looks 200 times a second.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, ParamSpec
+from typing import Final, NoReturn, ParamSpec
 
 import msgspec
 
@@ -65,7 +66,7 @@ class Service:
         self._join_s, self._stall_s = join_s, stall_s
         self._run_key = run_key(secret)
         self._channels: dict[int, Joined] = {}
-        self._asked: dict[int, tuple[Fetch, float]] = {}
+        self._asked: dict[int, tuple[mmap.mmap, float]] = {}
         self._incoming: dict[int, Chunks] = {}
         self._outgoing: list[Chunks] = []
         self._moved = self._active = time.monotonic()
@@ -128,8 +129,8 @@ class Service:
             case Drop(channel=number):
                 self._channels.pop(number, None)
             case Fetch(channel=number, transfer=transfer) if number in self._channels:
-                self._asked[transfer] = (message, time.monotonic())
                 self._send(self._channels[number], Ask(transfer, message.path, message.bytes))
+                self._asked[transfer] = (self._room(message), time.monotonic())
             case Fetch(transfer=transfer):
                 self._host.send(Fetched(transfer, "the channel has ended"))
             case _:
@@ -184,7 +185,7 @@ class Service:
             time.sleep(HOT_WAIT_S)
 
     @staticmethod
-    def _abandon(reason: str) -> None:
+    def _abandon(reason: str) -> NoReturn:
         log.error("%s; this endpoint ends", reason)
         logging.shutdown()
         os._exit(EXIT_STUCK)
@@ -219,22 +220,23 @@ class Service:
         self._begin()
         self._outgoing.append(Chunks(channel, ask.transfer, memory, send=True))
 
+    def _room(self, fetch: Fetch) -> mmap.mmap:
+        """The puller's memory, made while the owner looks for the region."""
+        try:
+            return self._maps.of(fetch.into, fetch.bytes, lambda: open_room(fetch.into, fetch.bytes))
+        except OSError as error:
+            self._host.send(Fetched(fetch.transfer, f"cannot write the memory of the host ({error})"))
+            self._abandon("a region is on its way to nowhere")
+
     def _answered(self, channel: Joined, transfer: int, reason: str) -> None:
         asked = self._asked.pop(transfer, None)
         if asked is None:
             raise ProtocolViolation(f"an answer to transfer {transfer}, which nobody asked for")
-        fetch, _ = asked
-        if not reason:
-            try:
-                memory = self._maps.of(fetch.into, fetch.bytes, lambda: open_room(fetch.into, fetch.bytes))
-            except OSError as error:
-                self._host.send(Fetched(transfer, f"cannot write the memory of the host ({error})"))
-                self._abandon("a region is on its way to nowhere")
-                return
-            self._begin()
-            self._incoming[transfer] = Chunks(channel, transfer, memory, send=False)
-        else:
+        if reason:
             self._host.send(Fetched(transfer, reason))
+            return
+        self._begin()
+        self._incoming[transfer] = Chunks(channel, transfer, asked[0], send=False)
 
     def _begin(self) -> None:
         if not self._incoming and not self._outgoing:
