@@ -92,7 +92,8 @@ class Guests:
             case msg.OfferCells() if host is None and message.cells > 0 and not self.over():
                 self._welcome(link, message)
             case msg.LeaveCells(grace_s=grace_s, reason=reason) if host is not None:
-                self._leave(host, grace_s, reason)
+                if host.leaves_at is None:
+                    self._leave(host, grace_s, reason)
             case None if host is not None:
                 self._gone(host)
             case msg.Goodbye() | None:
@@ -130,6 +131,7 @@ class Guests:
         host = next((host for host in self._hosts if cell in host.cells), None)
         if host is not None and host.leaves_at is None:
             self._leave(host, NOTICE_S, "SIGTERM came to its cells")
+            host.link.send(msg.LeaveCells(NOTICE_S, "SIGTERM to its cells"))
 
     def _gone(self, host: Host) -> None:
         if host.cells:

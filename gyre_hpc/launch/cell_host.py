@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -24,6 +23,7 @@ from gyre_hpc.errors import GyreError, PeerLost
 from gyre_hpc.launch.plan import Launcher, ProcessHandle
 from gyre_hpc.launch.remote import here
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.hosts import node_name
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     EndProcess,
@@ -83,14 +83,17 @@ class CellHost:
         return self._why
 
     def _told(self, name: str) -> None:
-        log.info("told to end by %s", name)
         if self.asked.is_set():
             self._hurry.set()
-        self._why = self._why or name
+        self._ask(name)
+
+    def _ask(self, why: str) -> None:
+        log.info("told to end by %s", why)
+        self._why = self._why or why
         self.asked.set()
 
     async def _connect(self, incarnation: int) -> Link:
-        hello = Hello(PeerKind.CELL_HOST, self._index, os.getpid(), socket.gethostname(), "")
+        hello = Hello(PeerKind.CELL_HOST, self._index, os.getpid(), node_name(), "")
         return await Link.connect(
             self.layout,
             hello,
@@ -139,6 +142,8 @@ class CellHost:
                     await self._start(link, message)
                 case EndProcess(serial=serial, grace_s=grace_s) if serial in self._running:
                     self._spawn(_end(self._running[serial], grace_s))
+                case LeaveCells(reason=reason):
+                    self._ask(reason)
                 case Shutdown(reason=reason):
                     await self._all_ended(END_S)
                     return self._why or reason

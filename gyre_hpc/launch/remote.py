@@ -43,6 +43,8 @@ def described(spec: ProcessSpec, serial: ProcessSerial, layout: RunLayout) -> St
         cpus_per_rank=spec.cpus_per_rank,
         mem=spec.mem,
         gres=spec.gres,
+        avoid=spec.avoid,
+        never=spec.never,
     )
 
 
@@ -59,6 +61,8 @@ def here(message: StartProcess, layout: RunLayout) -> ProcessSpec:
         cpus_per_rank=message.cpus_per_rank,
         mem=message.mem,
         gres=message.gres,
+        avoid=message.avoid,
+        never=message.never,
     )
 
 

@@ -239,6 +239,7 @@ FromController = (
     | RestoreTrainer
     | StartProcess
     | EndProcess
+    | LeaveCells
     | AcceptChannel
     | JoinChannel
     | ChannelGone

@@ -22,7 +22,10 @@ class OfferCells(Message, frozen=True):
 
 
 class LeaveCells(Message, frozen=True):
-    """The host ends in `grace_s` seconds at the latest: have its cells leave. Answered with Shutdown when none is left."""
+    """The host ends in `grace_s` seconds at the latest: have its cells leave. Answered with Shutdown when none is left.
+
+    From the controller: they leave already, because their site told them, and not the host, to end.
+    """
 
     grace_s: float
     reason: str
@@ -44,6 +47,8 @@ class StartProcess(Message, frozen=True):
     cpus_per_rank: int
     mem: str
     gres: str
+    avoid: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
 
 
 class EndProcess(Message, frozen=True):
