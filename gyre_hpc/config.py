@@ -180,6 +180,9 @@ class ClusterConfig:
     """Address servers of this run bind to and publish; `auto`: each node's own, on the route to the controller (several nodes)."""
     interface: str = ""
     """Network interface whose address `host=auto` takes on each node, for example ib0; empty = that of the route."""
+    scratch: str = ""
+    """Node-local folder for temporary files and JIT caches; each job has a folder of its own below it, removed at its end.
+    Empty = $SLURM_TMPDIR, else $TMPDIR, else /tmp."""
     srun_args: list[str] = field(default_factory=list)
     """Extra arguments of every srun (slurm)."""
     container: list[str] = field(default_factory=list)

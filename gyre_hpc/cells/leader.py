@@ -22,6 +22,7 @@ from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.health import check_node
+from gyre_hpc.launch.scratch import process_scratch
 from gyre_hpc.launch.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
@@ -187,7 +188,8 @@ def main(argv: list[str] | None = None) -> int:
     layout = RunLayout(args.run.absolute())
     log.info("cell-%d %s", args.cell, whereabouts())
     try:
-        return asyncio.run(lead(layout, CellId(args.cell), args.incarnation, trains=not args.rollout_only))
+        with process_scratch(args.run, f"cell-{args.cell}"):
+            return asyncio.run(lead(layout, CellId(args.cell), args.incarnation, trains=not args.rollout_only))
     except Orphaned as orphaned:
         outlive(layout, load_run_config(layout.root).cluster, orphaned.epoch)
         return orphaned.exit_code

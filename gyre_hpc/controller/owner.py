@@ -131,12 +131,13 @@ def _why_alive(owner: Owner) -> str:
         if restarts > owner.restart_count:
             return ""
     if owner.host == socket.gethostname():
-        return "" if _process_gone(owner) else "that process is alive"
+        return "" if process_gone(owner) else "that process is alive"
     if owner.job:
         state = job_state(owner.job)
         return "" if state in ENDED else f"Slurm job {owner.job} is {state or 'in an unknown state'}"
     return "it runs on another host and cannot be checked from here"
 
 
-def _process_gone(owner: Owner) -> bool:
+def process_gone(owner: Owner) -> bool:
+    """Whether the owner, of this host, has ended."""
     return ProcessIdentity(owner.host, owner.boot_id, owner.pid, owner.process_start).gone()

@@ -22,6 +22,7 @@ from pathlib import Path
 from gyre_hpc.config import ClusterConfig, RunConfig, load_run_config
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.scratch import process_scratch
 from gyre_hpc.launch.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId, GroupId
@@ -360,7 +361,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log.info("processor %s", whereabouts())
     try:
-        orphaned = asyncio.run(serve(arguments.run, arguments.incarnation))
+        with process_scratch(arguments.run, "processor-0"):
+            orphaned = asyncio.run(serve(arguments.run, arguments.incarnation))
         if orphaned is not None:
             outlive(RunLayout(arguments.run.resolve()), load_run_config(arguments.run).cluster, orphaned)
     except GyreError as error:

@@ -26,14 +26,13 @@ from gyre_hpc.errors import GyreError, Interrupted, MissingInput
 from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.address import settle_host
-from gyre_hpc.launch.choice import make_launcher
+from gyre_hpc.launch.choice import make_launcher, started_again, tidy_nodes
 from gyre_hpc.launch.transport_choice import check_transport, choose_transport
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from
 from gyre_hpc.transport.hosts import whereabouts
 from gyre_hpc.transport.links import LinkServer, write_rendezvous, write_secret
-from gyre_hpc.transport.regions import remove_leftovers, run_key
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +156,10 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
         metrics=MetricsWriter(layout.metrics),
         progress=progress,
     )
-    peers = Peers(layout.root, config.cluster, make_launcher(config.cluster, layout), server, epoch)
+    launcher = make_launcher(config.cluster, layout)
+    if started_again():
+        await tidy_nodes(launcher, config.cluster, layout)
+    peers = Peers(layout.root, config.cluster, launcher, server, epoch)
     expect_survivors(peers, config, layout)
     controller = Controller(context, peers, history)
     loop = asyncio.get_running_loop()
@@ -172,7 +174,7 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
             _ignore(loop, signal.SIGTERM)
         return None if ending is None else controller.departure
     finally:
-        remove_leftovers(run_key(secret))
+        await tidy_nodes(launcher, config.cluster, layout)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:

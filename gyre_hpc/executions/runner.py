@@ -23,6 +23,7 @@ from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.launcher import Launcher
 from gyre_hpc.executions.sandbox import choose
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.launch.scratch import process_scratch
 from gyre_hpc.launch.services import record_service
 from gyre_hpc.launch.watchdog import epoch_of, outlive
 from gyre_hpc.layout import RunLayout
@@ -199,7 +200,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log.info("runner %s", whereabouts())
     try:
-        asyncio.run(serve(arguments.run, arguments.incarnation))
+        with process_scratch(arguments.run, "runner-0"):
+            asyncio.run(serve(arguments.run, arguments.incarnation))
     except PeerLost as error:
         log.error("%s", error)
         cluster = load_run_config(arguments.run).cluster

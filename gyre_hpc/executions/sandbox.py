@@ -55,11 +55,12 @@ class Sandbox:
         file_limit: int = 0,
     ) -> LaunchSpec:
         """`argv` started in the workspace with a scrubbed environment plus `env`. No `home`: HOME is a private /tmp."""
-        shown_home = HOME if self.isolated and home is not None else home or Path("/tmp")
+        own_tmp = "/tmp" if self.isolated else tempfile.gettempdir()
+        shown_home = HOME if self.isolated and home is not None else home or Path(own_tmp)
         scrubbed = {
             "PATH": SEARCH_PATH,
             "HOME": str(shown_home),
-            "TMPDIR": "/tmp",
+            "TMPDIR": own_tmp,
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -23,6 +23,7 @@ import uvloop
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, MissingInput, StorageFull
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.scratch import process_scratch
 from gyre_hpc.launch.services import record_service
 from gyre_hpc.launch.signals import die_with_parent
 from gyre_hpc.launch.watchdog import epoch_of, outlive
@@ -144,7 +145,8 @@ def main(arguments: list[str] | None = None) -> int:
         cluster = load_run_config(options.run).cluster
         settle_host(cluster, RunLayout(options.run))
         listening, shielded = listen(cluster.host), cluster.kind == "slurm"
-        return Supervisor(options.run, options.incarnation, listening, shielded=shielded).run()
+        with process_scratch(options.run, "gateway-0"):
+            return Supervisor(options.run, options.incarnation, listening, shielded=shielded).run()
     except GyreError as error:
         log.error("%s", error)
         return error.exit_code

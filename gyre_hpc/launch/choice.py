@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+
 from gyre_hpc.config import ClusterConfig
+from gyre_hpc.errors import GyreError
+from gyre_hpc.launch import scratch
 from gyre_hpc.launch.local import LocalLauncher
 from gyre_hpc.launch.plan import SiteLauncher
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout
+
+log = logging.getLogger(__name__)
 
 
 def make_launcher(cluster: ClusterConfig, layout: RunLayout) -> SiteLauncher:
@@ -14,3 +22,19 @@ def make_launcher(cluster: ClusterConfig, layout: RunLayout) -> SiteLauncher:
     if cluster.kind == "slurm":
         return SlurmLauncher.from_environment(cluster, layout)
     return LocalLauncher()
+
+
+async def tidy_nodes(launcher: object, cluster: ClusterConfig, layout: RunLayout) -> None:
+    """Remove what processes of the run left on its nodes (`scratch`); for when none of them is left."""
+    if isinstance(launcher, SlurmLauncher):
+        command = [sys.executable, "-m", scratch.__name__, "--run", str(layout.root)]
+        try:
+            await launcher.everywhere(command, layout.logs(0).parent / "tidy.log")
+        except GyreError as error:
+            log.warning("what the run left on its nodes stays there: %s", error)
+    scratch.remove(cluster, layout)
+
+
+def started_again() -> bool:
+    """Whether Slurm has started this job before: all it had started then was killed."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, Self
 
 from gyre_hpc.config import ClusterConfig
@@ -30,7 +31,7 @@ from gyre_hpc.launch.allocation import (
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.local import LocalProcess, spawn
 from gyre_hpc.launch.node_states import node_states
-from gyre_hpc.launch.placement import Node, Placement, place, place_beside
+from gyre_hpc.launch.placement import DEFAULT_MEM_MB, Node, Placement, place, place_beside
 from gyre_hpc.launch.plan import CONTROLLER, ProcessSpec
 from gyre_hpc.layout import RunLayout
 
@@ -39,6 +40,8 @@ KILL_S: Final = 15.0
 """A step on a node that answers ends well within this, once it is killed."""
 PROBE_S: Final = 15.0
 """A step that only ends takes less than a second on a node that answers."""
+EVERYWHERE_S: Final = 15.0
+"""Longest wait for a command that runs on every node."""
 
 
 NO_STEP: Final = ("down", "fail", "inval", "unk", "pow")
@@ -79,12 +82,33 @@ class SlurmLauncher:
         argv = srun_command(self._jobs[0], step_name, command, placement, self._cluster.srun_args)
         log.info("%s: %s", spec.name, " ".join(argv))
         try:
-            process = spawn(replace(spec, argv=argv, outlives=False))
+            env = {**_own_folder(), **spec.env}
+            process = spawn(replace(spec, argv=argv, env=env, outlives=False))
         except MissingInput:
             del self._running[step_name]
             raise
         job = self._jobs[placement.group or 0]
         return SlurmStep(job, step_name, spec.name, process, self._running, placement.nodes)
+
+    async def everywhere(self, argv: Sequence[str], log_file: Path) -> None:
+        """Run a command once on every node the job still has, for at most `EVERYWHERE_S`; what fails is logged."""
+        nodes = await self._live_nodes()
+        for group in dict.fromkeys(node.group for node in nodes):
+            names = tuple(node.name for node in nodes if node.group == group)
+            spec = ProcessSpec(
+                "everywhere", argv, nodes=len(names), ranks=len(names), log=log_file, service=True
+            )
+            placement = Placement(names, 1, DEFAULT_MEM_MB, False, group, service=True)
+            command = srun_command(self._jobs[0], spec.name, spec, placement, self._cluster.srun_args)
+            process = LocalProcess(spec.name, spawn(replace(spec, argv=command, env=_own_folder())))
+            try:
+                async with asyncio.timeout(EVERYWHERE_S):
+                    code = await process.wait()
+            except TimeoutError:
+                process.kill()
+                code = await process.wait()
+            if code != 0:
+                log.warning("%s on %s: exited with %d, see %s", argv[2], ",".join(names), code, log_file)
 
     async def _place(self, spec: ProcessSpec) -> Placement:
         """Raises ConfigError if the job is too small, PeerLost if the process to go beside has ended."""
@@ -136,6 +160,11 @@ class SlurmLauncher:
 def _takes_steps(state: str) -> bool:
     """`state` "": the node does not answer Slurm."""
     return state == "unknown" or (bool(state) and not state.startswith(NO_STEP))
+
+
+def _own_folder() -> dict[str, str]:
+    """Where the site put this job's own folder; scrubbed from what steps inherit, like all that begins with SLURM_."""
+    return {name: os.environ[name] for name in ("SLURM_TMPDIR",) if name in os.environ}
 
 
 def contained(spec: ProcessSpec, cluster: ClusterConfig) -> ProcessSpec:

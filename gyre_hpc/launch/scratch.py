@@ -1,0 +1,127 @@
+"""What a run keeps on a node outside its run folder: one folder per job and run, below a node-local base.
+
+    BASE/gyre-JOB-RUN/NAME    temporary files of one process (TMPDIR); emptied when it starts, removed when it ends
+    BASE/gyre-JOB-RUN/cache   compiled kernels and the like, shared by the job's processes on the node
+
+JIT caches on a home directory of NFS have stopped whole jobs (stale file handles). Regions lie beside it in memory
+(`transport.region_files`). What a killed process left goes with the job: at its end, and when it starts again after a requeue,
+`python -m gyre_hpc.launch.scratch --run RUN` on every node removes both. A base that a node lacks is passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gyre_hpc.config import ClusterConfig, load_run_config
+from gyre_hpc.errors import GyreError, StorageFull
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.region_files import remove_leftovers
+from gyre_hpc.transport.regions import run_key
+from gyre_hpc.transport.rendezvous import read_secret
+
+BASES: Final = ("SLURM_TMPDIR", "TMPDIR")
+"""Where sites put a job's own folder, by habit; /tmp comes last."""
+CACHES: Final = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "CUDA_CACHE_PATH": "cuda",
+    "HF_HOME": "huggingface",
+    "XDG_CACHE_HOME": "xdg",
+}
+"""Caches that lie in the home directory unless told otherwise."""
+
+
+def base_folder(given: str, env: Mapping[str, str] = os.environ) -> Path:
+    """`cluster.scratch`, else the first of `BASES` that exists here and may be written to, else /tmp."""
+    named = [Path(os.path.expandvars(given))] if given else []
+    for folder in (*named, *(Path(env[name]) for name in BASES if env.get(name))):
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            return folder.absolute()
+    return Path("/tmp")
+
+
+def job_folder(given: str, layout: RunLayout, env: Mapping[str, str] = os.environ) -> Path:
+    """The folder of this job and run on this node; made by `entered`."""
+    run = hashlib.sha256(os.fsencode(layout.root.resolve())).hexdigest()[:12]
+    return base_folder(given, env) / f"gyre-{env.get('SLURM_JOB_ID', 'local')}-{run}"
+
+
+@contextlib.contextmanager
+def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
+    """Let this process and its children put temporary files and caches there, and nowhere else. Raises StorageFull."""
+    job = job_folder(given, layout)
+    own, cache = job / name, job / "cache"
+    try:
+        shutil.rmtree(own, ignore_errors=True)
+        _make(job, own, cache)
+    except OSError as error:
+        raise StorageFull(
+            f"{own}: {error.strerror}", fix="set cluster.scratch to a node-local folder with space"
+        ) from error
+    if job.stat().st_uid != os.getuid():
+        raise StorageFull(f"{job} belongs to another user", fix="set cluster.scratch to a folder of your own")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(own)
+    for variable, folder_name in CACHES.items():
+        os.environ.setdefault(variable, str(cache / folder_name))
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+        with contextlib.suppress(OSError):  # caches are in use, or worth keeping until the job ends
+            cache.rmdir()
+            job.rmdir()
+
+
+def _make(*folders: Path) -> None:
+    """Make the folders, the outermost first; another process of the job that ends may just have removed that one."""
+    for last_try in (False, False, True):
+        try:
+            for folder in folders:
+                folder.mkdir(mode=0o700, exist_ok=True)
+            return
+        except FileNotFoundError:
+            if last_try:
+                raise
+
+
+@contextlib.contextmanager
+def process_scratch(run: Path, name: str) -> Iterator[Path]:
+    """`entered` for the main function of a process of a run."""
+    with entered(load_run_config(run).cluster.scratch, RunLayout(run), name) as folder:
+        yield folder
+
+
+def remove(cluster: ClusterConfig, layout: RunLayout) -> None:
+    """Remove everything of this job and run on this node; for when none of its processes is left here.
+
+    Services of their own (`cluster.runners=external`) on a machine without Slurm live on, with their temporary files.
+    """
+    job = job_folder(cluster.scratch, layout)
+    if cluster.runners == "external" and (job / "runner-0").exists():
+        for folder in [*job.glob("cell-*"), *job.glob("processor-*")]:
+            shutil.rmtree(folder, ignore_errors=True)
+    else:
+        shutil.rmtree(job, ignore_errors=True)
+    with contextlib.suppress(GyreError):
+        remove_leftovers(run_key(read_secret(layout)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.scratch", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="run folder")
+    layout = RunLayout(parser.parse_args(argv).run)
+    remove(load_run_config(layout.root).cluster, layout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
