@@ -69,6 +69,7 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
         ) from error
     if job.stat().st_uid != os.getuid():
         raise StorageFull(f"{job} belongs to another user", fix="set cluster.scratch to a folder of your own")
+    job.chmod(0o700)
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     for variable, folder_name in CACHES.items():
         os.environ.setdefault(variable, str(cache / folder_name))

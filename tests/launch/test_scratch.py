@@ -94,7 +94,7 @@ def test_what_a_killed_process_left_goes_at_its_next_start_or_with_the_job(
     process(other, "cell-0", "killed")
     left = job_folder("", layout)
     process(layout, "cell-0")
-    assert {folder.name for folder in left.iterdir()} == {"cell-1", "cache"}
+    assert {folder.name for folder in left.iterdir()} == {"cell-1"}
     assert main(["--run", str(layout.root)]) == 0
     assert not left.exists() and not regions.exists() and not run_folder(regions.parents[1].name[5:]).exists()
     assert (job_folder("", other) / "cell-0" / "file").exists()
