@@ -207,11 +207,11 @@ async def test_steps_of_a_het_job_run_on_their_component_and_end_when_told(
     nodes = (Node(names[0], 1, 1024, 0), Node(names[1], 2, 1024, 1))
     launcher = SlurmLauncher(Allocation((leader, str(int(leader) + 1)), nodes), ClusterConfig(kind="slurm"))
 
-    def spec(name: str, **size: str) -> ProcessSpec:
+    def spec(name: str, **size: object) -> ProcessSpec:
         script = "trap 'echo told; exit 3' TERM; echo on $SLURMD_NODENAME; sleep 600 & wait"
         return ProcessSpec(name, ["/bin/bash", "-c", script], log=tmp_path / name, **size)  # type: ignore[arg-type]
 
-    specs = [spec("runner-0"), spec("cell-0", mem="512M", gres="gpu:1")]
+    specs = [spec("runner-0", service=True), spec("cell-0", mem="512M", gres="gpu:1")]
     for each, node in zip(specs, names, strict=True):
         step = await launcher.start(each)
         async with asyncio.timeout(PATIENCE_S):
