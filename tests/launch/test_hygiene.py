@@ -37,7 +37,7 @@ PDEATHSIG, CHANNEL, WAITED = (
 )
 HAND = "started by a person's command in the foreground"
 KNOWN = {
-    "launch/local.py": PDEATHSIG,
+    "launch/local.py": f"{PDEATHSIG}; one that outlives its controller ends itself (launch/watchdog.py)",
     "gateway/process.py": PDEATHSIG,
     "engines/process.py": PDEATHSIG,
     "executions/forkserver.py": PDEATHSIG,
@@ -47,6 +47,7 @@ KNOWN = {
     "controller/freeze.py": WAITED,
     "launch/commands.py": WAITED,
     "launch/doctor_ask.py": WAITED,
+    "launch/health.py": WAITED,
     "bench/gateway.py": HAND,
     "bench/regions.py": HAND,
     "harnesses/packages.py": HAND,
