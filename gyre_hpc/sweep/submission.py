@@ -21,6 +21,7 @@ from gyre_hpc.launch import submit as slurm
 from gyre_hpc.launch.job_state import FAILED, job_states
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.sweep.manifest import Entry, Manifest
+from gyre_hpc.sweep.pace import Pace, paced
 from gyre_hpc.sweep.points import Point, run_name
 
 CLUSTER: Final = "cluster=slurm"
@@ -42,6 +43,7 @@ def submit_points(
     *,
     site: Path | None = None,
     retry_failed: bool = False,
+    pace: Pace = Pace(),  # noqa: B008 (frozen)
     tell: Callable[[str], None],
 ) -> list[Entry]:
     """Submit what is to be submitted of `points`, telling a line about each; what is recorded of each afterwards."""
@@ -51,8 +53,13 @@ def submit_points(
             manifest.record(point, time=_now())
     wanted = _wanted(points, manifest, retry_failed=retry_failed, tell=tell)
     ready = [fit for point in wanted if (fit := _checked(point, manifest, site, tell)) is not None]
-    for each in ready:
-        tell(_line(_submitted(each, manifest)))
+    paced(
+        ready,
+        manifest,
+        pace,
+        lambda each: _submitted(each, manifest),
+        lambda each, entry: tell(_line(entry) if entry else f"{each.point.label}: left for later, {pace}"),
+    )
     return [entry for point in points if (entry := manifest.find(point)) is not None]
 
 
@@ -107,7 +114,8 @@ def _configured(point: Point, site: Path | None, layout: RunLayout | None) -> Ru
 
 
 def _submitted(ready: Ready, manifest: Manifest) -> Entry:
-    layout = ready.layout
+    entry = manifest.find(ready.point)
+    layout = ready.layout or (manifest.run_of(entry) if entry else None)  # made by a try that was refused
     try:
         if layout is None:
             layout = new_run(ready.config)

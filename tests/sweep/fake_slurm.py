@@ -10,7 +10,7 @@ import pytest
 SBATCH = """\
 cp "{manifest}" "{folder}/manifest.$(ls {folder}/*.script 2>/dev/null | wc -l)" 2>/dev/null
 for word in $(cat {folder}/refuses 2>/dev/null); do
-  grep -q -- "$word" "$1" && {{ echo "sbatch: error: invalid $word" >&2; exit 1; }}
+  grep -q -- "$word" "$1" && {{ echo "sbatch: error: $(cat {folder}/why) $word" >&2; exit 1; }}
 done
 job=$((77 + $(ls {folder}/*.script 2>/dev/null | wc -l)))
 cp "$1" {folder}/$job.script; echo "Submitted batch job $job"
@@ -36,8 +36,9 @@ class FakeSlurm:
             program.chmod(0o755)
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
-    def refuse(self, *words: str) -> None:
+    def refuse(self, *words: str, why: str = "invalid") -> None:
         """sbatch refuses scripts with any of these words."""
+        (self._folder / "why").write_text(why)
         (self._folder / "refuses").write_text(" ".join(words))
 
     def say(self, **lines: str) -> None:
