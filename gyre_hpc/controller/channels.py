@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.peers import Peer, PeerId, Peers
+from gyre_hpc.controller.peers import PeerId, Peers
 from gyre_hpc.errors import GyreError, ProtocolViolation
 from gyre_hpc.launch.plan import CONTROLLER, ProcessHandle, ProcessSpec
 from gyre_hpc.layout import RunLayout
@@ -110,8 +110,11 @@ class Channels:
 
     async def start(self) -> None:
         """Listen for the bridge and start it."""
-        await self._bridge.start()
         self._run(CONTROLLER, CONTROLLER, self._bridge.path)
+        try:
+            await self._bridge.start()
+        except OSError as error:
+            self._off(CONTROLLER, f"the controller cannot listen at {self._bridge.path} ({error})")
         self._keep(self._tick())
 
     async def close(self) -> None:
@@ -141,12 +144,13 @@ class Channels:
         self.exited(peer)
         if self._peers.peers[peer].launcher is not None:
             return
+        link = self._peers.peers[peer].link
+        if link is None:
+            return
         self._names[name] = peer
-        link = self._link(name)
-        assert link is not None
         link.expect_channel()
         path = socket_path(self._run_key, name, link.incarnation)
-        self._run(name, self._peer(name).name, path)
+        self._run(name, self._peers.peers[peer].name, path)
 
     def exited(self, peer: PeerId) -> None:
         """The peer's process has ended: so does what stood with it."""
@@ -369,11 +373,9 @@ class Channels:
 
     # ---- small things -------------------------------------------------------------------------------------------
 
-    def _peer(self, name: str) -> Peer:
-        return self._peers.peers[self._names[name]]
-
     def _link(self, name: str) -> PeerLink | None:
-        return self._peer(name).link if name in self._names else None
+        peer = self._peers.peers.get(self._names[name]) if name in self._names else None
+        return None if peer is None else peer.link
 
     def _tell(self, name: str, message: msg.Message) -> None:
         link = self._link(name)

@@ -74,7 +74,10 @@ class PeerSide:
 
     async def start(self) -> None:
         """Listen for the endpoint."""
-        await self._host.start()
+        try:
+            await self._host.start()
+        except OSError as error:
+            self._heard(Unfit(f"no socket for an endpoint at {self._host.path} ({error})"))
         self._ticking = asyncio.create_task(self._tick())
 
     def close(self) -> None:
