@@ -64,7 +64,9 @@ async def run(config: RunConfig, folder: Path, trial: Trial) -> Outcome:
         config.harness.done_command,
     )
     settings = GatewayConfig(
-        keepalive_s=trial.keepalive_s, max_output_tokens=config.gateway.max_output_tokens
+        keepalive_s=trial.keepalive_s,
+        max_output_tokens=config.gateway.max_output_tokens,
+        engine_silence_s=2 * trial.timeout_s,  # there is no other engine to move to
     )
     async with _launching() as (launcher, listening, network):
         stand = await Stand.start(folder, engine, listening, settings, config.harness.roles)
