@@ -114,6 +114,7 @@ class Guests:
             host.cells.add(id)
             self.cells.add(id, self.config.engine.capacity, known=False, kind=kind)
             self._awaited.append((host, id))
+            self.observer.came(id)
         use = "serve calls" if offer.rollout_only else "serve calls and train"
         self.observer.guests(f"{_named(ids)} join from {host.name}: they {use}")
 

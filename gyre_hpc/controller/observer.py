@@ -142,6 +142,10 @@ class Observer:
         log.info("%s", text)
         self.progress.note(text)
 
+    def came(self, cell: CellId) -> None:
+        """A guest is to be started: its row in the timeline begins."""
+        self.writer.write(m.RoleChange(self.now(), cell, Phase.STARTING))
+
     def gone(self, cell: CellId) -> None:
         """A guest never comes back: its row in the timeline ends."""
         self.writer.write(m.RoleChange(self.now(), cell, m.GONE))

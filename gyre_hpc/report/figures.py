@@ -236,7 +236,8 @@ def _joins(figure: go.Figure, joins: Sequence[m.Join], unit: float) -> None:
 
 
 def role_spans(lines: Sequence[m.AnyMetric], end: float) -> list[tuple[int, str, float, float]]:
-    """(cell, phase, start, stop) in seconds, in order of time. Between two controllers of a run there is nothing."""
+    """(cell, phase, start, stop) in seconds, in order of time. Between two controllers of a run there is nothing, nor
+    before a guest has come and after it has gone."""
     current: dict[int, tuple[str, float]] = {}
     spans: list[tuple[int, str, float, float]] = []
     opened = before = 0.0
@@ -246,8 +247,9 @@ def role_spans(lines: Sequence[m.AnyMetric], end: float) -> list[tuple[int, str,
             current.clear()
             opened = line.t
         elif isinstance(line, m.RoleChange):
-            role, start = current.get(line.cell, ("starting", opened))
-            spans.append((line.cell, role, start, line.t))
+            if line.cell in current or line.role != "starting":
+                role, start = current.get(line.cell, ("starting", opened))
+                spans.append((line.cell, role, start, line.t))
             current[line.cell] = (line.role, line.t)
             if line.role == m.GONE:
                 del current[line.cell]

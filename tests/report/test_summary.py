@@ -125,3 +125,13 @@ def test_a_step_that_a_restored_core_undid_does_not_count(tmp_path: Path) -> Non
     writer.close()
     found = summarise(tmp_path / "metrics.jsonl")
     assert (found.steps, found.tokens_trained) == (2, 200)
+
+
+def test_the_row_of_a_guest_begins_when_it_comes_and_ends_when_it_is_gone() -> None:
+    words = ["starting", "rollout", "lost", m.GONE]
+    lines = [m.Opened(0.0), *(m.RoleChange(10.0 * at, 3, word) for at, word in enumerate(words, start=1))]
+    assert role_spans(lines, 100.0) == [
+        (3, "starting", 10.0, 20.0),
+        (3, "rollout", 20.0, 30.0),
+        (3, "lost", 30.0, 40.0),
+    ]
