@@ -189,7 +189,9 @@ def main(argv: list[str] | None = None) -> int:
     log.info("cell-%d %s", args.cell, whereabouts())
     try:
         with process_scratch(args.run, f"cell-{args.cell}"):
-            return asyncio.run(lead(layout, CellId(args.cell), args.incarnation, trains=not args.rollout_only))
+            return asyncio.run(
+                lead(layout, CellId(args.cell), args.incarnation, trains=not args.rollout_only)
+            )
     except Orphaned as orphaned:
         outlive(layout, load_run_config(layout.root).cluster, orphaned.epoch)
         return orphaned.exit_code
