@@ -48,6 +48,11 @@ def accept(folder: Path, env: Mapping[str, str] = os.environ) -> Site:
         raise ConfigError(
             "gyre doctor --accept runs inside a job", fix="sbatch -N2 slurm/accept.sbatch FOLDER"
         )
+    if len(allocation.jobs) > 1:
+        raise ConfigError(
+            f"job {allocation.jobs[0]} is heterogeneous: the acceptance job looks at one kind of nodes at a time",
+            fix="submit it once for each partition: sbatch -N2 -p PARTITION slurm/accept.sbatch FOLDER",
+        )
     names = [node.name for node in allocation.nodes]
     meeting = _made(folder.absolute() / f".accept-{allocation.jobs[0]}")
     try:

@@ -6,6 +6,7 @@ local, which is a warning and no fault.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -53,20 +54,28 @@ def judge_commands(found: Collection[str]) -> Finding:
 
 
 def check_slurm() -> list[Finding]:
-    """Everything slurmctld tells; one fault where it does not answer."""
+    """Everything slurmctld tells; one finding where it does not answer."""
     answer = ask("scontrol", "show", "config")
     if answer.missing:
         return []
     settings = settings_of(answer.out)
     if not answer.good or "SLURM_VERSION" not in settings:
-        fix = "check SLURM_CONF and that slurmctld runs (scontrol ping); without Slurm runs are local (gyre train)"
-        return [fault("slurm", f"scontrol show config: {answer.why}", fix)]
+        return [judge_silence(answer, inside="SLURM_JOB_ID" in os.environ)]
     return [
         *(judge(settings) for judge in SETTINGS),
         judge_accounting(settings, ask("sacct", "-n", "-X")),
         *check_partitions(),
         *judge_mpi(ask("srun", "--mpi=list"), mpi_library()),
     ]
+
+
+def judge_silence(answer: Answer, *, inside: bool) -> Finding:
+    """No slurmctld answers: a laptop with Slurm's packages, or a login node on a bad day; `inside` a job it is a fault."""
+    text = f"Slurm's commands are here, but no cluster answers them: {answer.why}"
+    fix = "on a cluster: scontrol ping, SLURM_CONF, or ask the site"
+    if inside:
+        return fault("slurm", text, fix)
+    return warning("slurm", text, f"{fix}; on a machine by itself nothing: runs are local (gyre train)")
 
 
 def judge_version(settings: Mapping[str, str]) -> Finding:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.launch import accept, accept_node
+from gyre_hpc.launch import accept, accept_node, allocation
 from gyre_hpc.launch.accept_node import Card, ClockServer, Met, Report, reach, read_reports, report_node
 from gyre_hpc.launch.doctor_ask import Answer
 from gyre_hpc.launch.site import Finding, State, fault, ok
@@ -155,6 +155,22 @@ def test_an_mpi_step_that_fails_or_hangs_is_a_warning() -> None:
 def test_it_is_refused_outside_a_job(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="inside a job"):
         accept.accept(tmp_path, {})
+
+
+def test_a_heterogeneous_job_is_refused_with_what_to_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "hostnames", lambda nodelist: [nodelist])
+    env = {"SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2"}
+    for group, node in enumerate("ab"):
+        env |= {
+            f"SLURM_JOB_ID_HET_GROUP_{group}": str(3 + group),
+            f"SLURM_JOB_NODELIST_HET_GROUP_{group}": node,
+        }
+        env[f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{group}"] = "2"
+    with pytest.raises(ConfigError, match="job 3 is heterogeneous") as refused:
+        accept.accept(tmp_path, env)
+    assert "-p PARTITION" in refused.value.fix and list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
