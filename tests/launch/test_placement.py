@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.errors import ConfigError, NoRoom
 from gyre_hpc.launch.allocation import with_room_kept
-from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
+from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place, place_beside
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import srun_command
 
@@ -211,3 +211,14 @@ def test_srun_gets_every_flag() -> None:
         "--label",
         "leader",
     ]
+
+
+def test_a_step_beside_another_shares_its_node_and_all_the_memory_the_job_has_there() -> None:
+    spec = ProcessSpec("mpi-cell-0", ["endpoint"], service=True, beside="cell-0", mpi="pmi2")
+    placement = place_beside(spec, Node("n1", 8, 4096, 1))
+    assert placement == Placement(("n1",), 1, 0, False, 1)
+    command = srun_command("7", "mpi-cell-0.3", spec, placement, [])
+    assert {"--het-group=1", "--nodelist=n1", "--ntasks=1", "--mem=0", "--mpi=pmi2", "--overlap"} <= set(
+        command
+    )
+    assert place(cell(cpus_per_rank=8, mem="4G"), [Node("n1", 8, 4096)], [placement]).exact
