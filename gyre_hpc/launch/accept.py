@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -19,21 +20,26 @@ import msgspec
 
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.launch.accept_node import Met, Report, read_reports
-from gyre_hpc.launch.accept_regions import Measured, choose, judge_regions, read_measured
+from gyre_hpc.launch.accept_regions import OWNER, PULLER, Measured, choose, judge_regions, read_measured
 from gyre_hpc.launch.allocation import read_allocation
 from gyre_hpc.launch.doctor_ask import Answer, ask
 from gyre_hpc.launch.doctor_machine import mpi_library
 from gyre_hpc.launch.doctor_probes import World
 from gyre_hpc.launch.doctor_slurm import plugins_of, wanted_plugins
 from gyre_hpc.launch.site import EVERY, Finding, Site, fault, ok, site_of, warning, write_site
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.mpi.host import socket_path
+from gyre_hpc.transport.mpi.pair import endpoint_arguments
+from gyre_hpc.transport.regions import run_key
+from gyre_hpc.transport.rendezvous import write_secret
 
 log = logging.getLogger(__name__)
 
 NODES_S: Final = 180.0
 """The probes of a node (60 s), then its meeting with the others."""
 WORLD_S: Final = 60.0
-REGIONS_S: Final = 240.0
-"""Two nodes meet (60 s), then six pulls by each way, 20 s at most each, where the first late one ends the way."""
+REGIONS_S: Final = 300.0
+"""Two nodes meet (60 s), endpoints come up (60 s), then six pulls by each way; the first that takes 20 s ends its way."""
 SHOWN: Final = 4
 """Pairs in trouble that are named in one finding."""
 _FOLDER: Final = "see the job's log; name a folder that all nodes see: sbatch -N2 slurm/accept.sbatch FOLDER"
@@ -65,7 +71,7 @@ def accept(folder: Path, env: Mapping[str, str] = os.environ) -> Site:
     finally:
         shutil.rmtree(meeting, ignore_errors=True)
     found += [*regions, *_mpi(allocation.jobs[0], min(2, len(names)))]
-    site = site_of(found, choose(measured, found))
+    site = site_of(found, choose(measured))
     write_site(site, folder)
     return site
 
@@ -74,13 +80,19 @@ def _regions(job: str, names: Sequence[str], meeting: Path) -> tuple[Measured | 
     """Pulls between the first two nodes, one task on each."""
     if len(names) < 2:
         return None, []
-    secret = meeting / "region-secret"
-    secret.touch(0o600)
-    secret.write_bytes(os.urandom(32))
+    key, plugin = run_key(write_secret(RunLayout(meeting))), _plugin()
     task = [sys.executable, "-m", "gyre_hpc.launch.accept_regions", str(meeting), *names[:2]]
-    step = ask(*srun(job, 2, "none"), f"--nodelist={names[0]},{names[1]}", *task, deadline_s=REGIONS_S)
-    if not step.good or step.err:
-        log.warning("%s", step.err)
+    steps = [[*srun(job, 2, "none"), f"--nodelist={names[0]},{names[1]}", *task]]
+    if plugin:
+        steps[0].append("--mpi")
+        steps += [
+            _endpoint(job, meeting, key, plugin, *pair) for pair in zip((OWNER, PULLER), names, strict=False)
+        ]
+    with ThreadPoolExecutor(len(steps)) as pool:
+        step, *endpoints = pool.map(lambda argv: ask(*argv, deadline_s=REGIONS_S), steps)
+    for answer in (step, *endpoints):
+        if answer.err.strip():
+            log.warning("%s", answer.err)
     measured = read_measured(meeting)
     return measured, judge_regions(measured, step, names)
 
@@ -181,6 +193,21 @@ def _clocks(reached: Mapping[tuple[str, str], Met]) -> list[Finding]:
     if abs(worst.skew_s) - worst.error_s > SKEW_S:
         return [warning("clocks", text, "ask the site to run NTP on its nodes: times in logs do not compare")]
     return [ok("clocks", text)]
+
+
+def _endpoint(job: str, meeting: Path, key: str, plugin: str, name: str, node: str) -> list[str]:
+    """The step of one MPI endpoint, beside the task that listens for it."""
+    arguments = endpoint_arguments(meeting, name, socket_path(key, name), plugin)
+    return [*srun(job, 1, plugin), f"--nodelist={node}", sys.executable, *arguments]
+
+
+def _plugin() -> str:
+    """The plugin with which srun starts the MPI library here; "" without one."""
+    library = mpi_library()
+    if isinstance(library, str):
+        return ""
+    plugins = plugins_of(ask("srun", "--mpi=list"))
+    return next((name for name in wanted_plugins(library) if name in plugins), "")
 
 
 def _mpi(job: str, tasks: int) -> list[Finding]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import os
 import statistics
 import sys
@@ -23,12 +22,17 @@ import numpy as np
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.site import Finding, State, ok, warning, write_whole
+from gyre_hpc.launch.site import Finding, ok, warning, write_whole
+from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import nixl_agent
+from gyre_hpc.transport.backend import Backend
 from gyre_hpc.transport.backends import make_backends
 from gyre_hpc.transport.hosts import AUTO
 from gyre_hpc.transport.messages import Manifest, RegionKind
-from gyre_hpc.transport.regions import RegionServer, remove_leftovers
+from gyre_hpc.transport.mpi.backend import MpiBackend
+from gyre_hpc.transport.mpi.pair import UP_S, End, Invitation
+from gyre_hpc.transport.regions import RegionServer, remove_leftovers, run_key
+from gyre_hpc.transport.rendezvous import read_secret
 
 T = TypeVar("T")
 REGION_BYTES: Final = 64 << 20
@@ -36,12 +40,13 @@ PULLS: Final = 5
 """After one that sets up connections."""
 MEET_S: Final = 60.0
 PULL_S: Final = 20.0
+OWN_S: Final = MEET_S + UP_S + 9 * PULL_S
 POLL_S: Final = 0.05
-MANIFEST, MEASURED, OVER = "region.json", "region-measured.json", "region-over"
+OWNER, PULLER = "owner", "puller"
+MANIFEST, INVITATION = "region.json", "region-invitation.json"
+MEASURED, OVER = "region-measured.json", "region-over"
 DEVICES: Final = Path("/sys/class/infiniband")
 """RDMA devices of a Linux host: InfiniBand and RoCE; Slingshot's do not appear here."""
-MPI_JOIN: Final = "mpi join"
-"""The finding that says whether separately started MPI steps join and move regions here."""
 FASTER: Final = 1.2
 """A one-sided read must beat TCP by this much: by less it is noise."""
 
@@ -60,38 +65,71 @@ class Measured(msgspec.Struct, frozen=True):
     devices: dict[str, list[str]]
 
 
-def owner_key(folder: Path) -> str:
-    """Names the regions of this meeting; both nodes find the same."""
-    return hashlib.sha256(bytes(folder.absolute())).hexdigest()[:16]
-
-
 def devices() -> list[str]:
     return sorted(path.name for path in DEVICES.iterdir()) if DEVICES.is_dir() else []
 
 
-async def own(folder: Path, secret: bytes, node: str, total: int, meet_s: float) -> None:
-    """Publish, say so, stay until the other is done."""
-    backends = make_backends("nixl", AUTO, "owner", secret) if nixl_agent.installed() else []
-    key = owner_key(folder)
-    server = RegionServer(AUTO, "owner", key, secret=secret, backends=backends)
+async def own(
+    folder: Path, secret: bytes, node: str, total: int, meet_s: float, *, mpi: bool = False
+) -> None:
+    """Publish, say so, stay until the other is done. `mpi`: an endpoint is started beside this process."""
+    backends = make_backends("nixl", AUTO, OWNER, secret) if nixl_agent.installed() else []
+    key = run_key(secret)
+    server = RegionServer(AUTO, OWNER, key, secret=secret, backends=backends)
+    end = End(folder, key, OWNER) if mpi else None
     try:
         await server.start()
+        if end is not None:
+            await end.listen()
         arrays = {"region": np.random.default_rng(0).integers(0, 256, total, np.uint8)}
         manifest = server.publish(RegionKind.WEIGHTS, "accept", 0, "", arrays)
         write_whole(folder / MANIFEST, msgspec.json.encode((manifest, node, devices())))
+        inviting = asyncio.ensure_future(_invite(folder, end))
         await _until(lambda: (folder / OVER).exists() or None, meet_s)
+        inviting.cancel()
+        await asyncio.wait([inviting])
     finally:
+        if end is not None:
+            end.close()
         server.close()
         remove_leftovers(key)
 
 
-async def measure(folder: Path, secret: bytes, node: str, meet_s: float) -> Measured:
-    """Pull by each way; also told to the folder. Raises GyreError where the owner does not come."""
+async def _invite(folder: Path, end: End | None) -> None:
+    """The invitation, or why there is none, into the folder."""
+    if end is None:
+        return
+    try:
+        await end.up()
+        said: tuple[Invitation | None, str] = (await end.invite(PULLER), "")
+    except GyreError as error:
+        said = (None, f"owner: {error.message}")
+    write_whole(folder / INVITATION, msgspec.json.encode(said))
+
+
+async def measure(folder: Path, secret: bytes, node: str, meet_s: float, *, mpi: bool = False) -> Measured:
+    """Pull by each way; also told to the folder. Raises GyreError where the owner does not come.
+
+    `mpi`: an endpoint is started beside this process.
+    """
+    end = End(folder, run_key(secret), PULLER) if mpi else None
+    try:
+        if end is not None:
+            await end.listen()
+        return await _measure(folder, secret, node, meet_s, end)
+    finally:
+        if end is not None:
+            end.close()
+        remove_leftovers(run_key(secret))
+
+
+async def _measure(folder: Path, secret: bytes, node: str, meet_s: float, end: End | None) -> Measured:
     content = await _until(lambda: _bytes(folder / MANIFEST), meet_s)
     if content is None:
         raise GyreError("the owner's manifest did not appear in time")
     manifest, owner, theirs = msgspec.json.decode(content, type=tuple[Manifest, str, list[str]])
     ways = {name: await _pulled(name, manifest, secret) for name in ("sockets", "nixl")}
+    ways["mpi"] = await _joined(folder, manifest, end, meet_s)
     found = Measured(ways, {owner: theirs, node: devices()})
     write_whole(folder / MEASURED, msgspec.json.encode(found))
     write_whole(folder / OVER, b"")
@@ -103,13 +141,36 @@ async def _pulled(name: str, manifest: Manifest, secret: bytes) -> Way:
         return Way(why=f"not installed ({nixl_agent.INSTALL})")
     if name != "sockets" and name not in manifest.ways:
         return Way(why="the owner does not offer it: see the job's log")
-    backends = make_backends(name, AUTO, "puller", secret)
-    puller = RegionServer(AUTO, "puller", "", secret=secret, backends=backends, same_host=False)
+    backends = make_backends(name, AUTO, PULLER, secret)
     for backend in backends:
         try:
             await backend.start()
         except GyreError as error:
             return Way(why=error.message)
+    return await _timed(name, manifest, secret, backends)
+
+
+async def _joined(folder: Path, manifest: Manifest, end: End | None, meet_s: float) -> Way:
+    """Regions by MPI, where the endpoints of both join."""
+    if end is None:
+        return Way(why="no MPI library that srun starts")
+    try:
+        await end.up()
+        content = await _until(lambda: _bytes(folder / INVITATION), meet_s)
+        invitation, why = msgspec.json.decode(
+            content or b'[null, "no invitation came"]', type=tuple[Invitation | None, str]
+        )
+        if invitation is None:
+            return Way(why=why)
+        await end.join(invitation)
+    except GyreError as error:
+        return Way(why=error.message)
+    manifest = msgspec.structs.replace(manifest, ways={"mpi": OWNER})
+    return await _timed("mpi", manifest, b"", [MpiBackend(PULLER, end)])
+
+
+async def _timed(name: str, manifest: Manifest, secret: bytes, backends: list[Backend]) -> Way:
+    puller = RegionServer(AUTO, PULLER, "", secret=secret, backends=backends, same_host=False)
     seconds = []
     try:
         for _ in range(1 + PULLS):
@@ -145,6 +206,7 @@ def judge_regions(measured: Measured | None, step: Answer, names: Sequence[str])
         if tcp.why
         else ok("region tcp", f"{pair}: {tcp.gb_per_s:.2f} GB/s")
     ]
+    found.append(_mpi(measured.ways["mpi"], pair))
     if nixl.why:
         return [*found, ok("region nixl", f"{pair}: {nixl.why}; runs use another way")]
     rdma = ", ".join(f"{node}: {' '.join(names)}" for node, names in measured.devices.items() if names)
@@ -152,15 +214,21 @@ def judge_regions(measured: Measured | None, step: Answer, names: Sequence[str])
     return [*found, ok("region nixl", text)]
 
 
-def choose(measured: Measured | None, findings: Sequence[Finding]) -> str:
+def _mpi(way: Way, pair: str) -> Finding:
+    if way.why:
+        return ok("region mpi", f"{pair}: {way.why}; runs use another way")
+    return ok("region mpi", f"{pair}: separately started steps joined, {way.gb_per_s:.2f} GB/s")
+
+
+def choose(measured: Measured | None) -> str:
     """`nixl` where an RDMA read passed and beat TCP, `mpi` where separately started steps joined, else `sockets`."""
-    if measured is not None:
-        tcp, nixl = measured.ways["sockets"], measured.ways["nixl"]
-        rdma = all(measured.devices.values()) and bool(measured.devices)
-        if not nixl.why and rdma and nixl.gb_per_s > FASTER * tcp.gb_per_s:
-            return "nixl"
-    joined = any(finding.name == MPI_JOIN and finding.state is State.OK for finding in findings)
-    return "mpi" if joined else "sockets"
+    if measured is None:
+        return "sockets"
+    tcp, nixl = measured.ways["sockets"], measured.ways["nixl"]
+    rdma = all(measured.devices.values()) and bool(measured.devices)
+    if not nixl.why and rdma and nixl.gb_per_s > FASTER * tcp.gb_per_s:
+        return "nixl"
+    return "sockets" if measured.ways["mpi"].why else "mpi"
 
 
 async def _until(probe: Callable[[], T | None], limit_s: float) -> T | None:
@@ -183,14 +251,15 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
     parser.add_argument("folder", type=Path, help="the meeting's folder; holds the secret")
     parser.add_argument("owner", help="name of the node that owns the region")
     parser.add_argument("puller", help="name of the node that pulls it")
+    parser.add_argument("--mpi", action="store_true", help="MPI endpoints are started beside both")
     args = parser.parse_args(argv)
-    secret = (args.folder / "region-secret").read_bytes()
+    secret = read_secret(RunLayout(args.folder))
     node = env.get("SLURMD_NODENAME", args.owner)
     try:
         if node == args.owner:
-            asyncio.run(own(args.folder, secret, node, REGION_BYTES, MEET_S + 8 * PULL_S))
+            asyncio.run(own(args.folder, secret, node, REGION_BYTES, OWN_S, mpi=args.mpi))
         else:
-            asyncio.run(measure(args.folder, secret, node, MEET_S))
+            asyncio.run(measure(args.folder, secret, node, MEET_S, mpi=args.mpi))
     except GyreError as error:
         sys.stderr.write(f"{node}: {error}\n")
         return 1

@@ -10,7 +10,6 @@ import pytest
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch import accept_regions
 from gyre_hpc.launch.accept_regions import (
-    MPI_JOIN,
     Measured,
     Way,
     choose,
@@ -21,14 +20,14 @@ from gyre_hpc.launch.accept_regions import (
     read_measured,
 )
 from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.site import Finding, State, ok, warning
+from gyre_hpc.launch.site import State
 
 SECRET = b"s" * 32
 NAMES = ["a", "b"]
 ENDED = Answer(0)
 NEITHER: dict[str, list[str]] = {"a": [], "b": []}
 BOTH = {"a": ["mlx5_0"], "b": ["mlx5_0", "mlx5_1"]}
-JOINED = [ok(MPI_JOIN, "b joined a")]
+JOINED, APART = Way(1.0), Way(why="no MPI library that srun starts")
 
 
 @pytest.fixture(autouse=True)
@@ -47,21 +46,23 @@ async def met(folder: Path) -> Measured:
 @pytest.mark.nixl
 async def test_every_way_is_measured_between_two_nodes(tmp_path: Path) -> None:
     found = await met(tmp_path)
-    assert found.ways.keys() == {"sockets", "nixl"} and found.devices.keys() == {"a", "b"}
-    assert all(way.gb_per_s > 0 and not way.why for way in found.ways.values()), found
-    findings = judge_regions(found, ENDED, NAMES)
-    assert [(each.name, each.state) for each in findings] == [
-        ("region tcp", State.OK),
-        ("region nixl", State.OK),
-    ]
-    assert all("a to b" in each.found and "GB/s" in each.found for each in findings)
+    assert found.ways.keys() == {"sockets", "nixl", "mpi"} and found.devices.keys() == {"a", "b"}
+    assert {name for name, way in found.ways.items() if way.gb_per_s > 0 and not way.why} == {
+        "sockets",
+        "nixl",
+    }
+    findings = {each.name: each for each in judge_regions(found, ENDED, NAMES)}
+    assert {each.state for each in findings.values()} == {State.OK}
+    assert all("a to b" in each.found for each in findings.values())
+    assert "GB/s" in findings["region tcp"].found and "GB/s" in findings["region nixl"].found
+    assert "no MPI library" in findings["region mpi"].found
 
 
 @pytest.mark.nixl
 @pytest.mark.rdma
 async def test_rdma_beats_tcp_where_there_is_rdma(tmp_path: Path) -> None:
     assert devices()
-    assert choose(await met(tmp_path), []) == "nixl"
+    assert choose(await met(tmp_path)) == "nixl"
 
 
 async def test_without_nixl_the_command_that_brings_it_is_named(
@@ -69,9 +70,9 @@ async def test_without_nixl_the_command_that_brings_it_is_named(
 ) -> None:
     monkeypatch.setattr(accept_regions.nixl_agent, "installed", lambda: False)
     found = await met(tmp_path)
-    tcp, nixl = judge_regions(found, ENDED, NAMES)
+    tcp, _, nixl = judge_regions(found, ENDED, NAMES)
     assert tcp.state is State.OK and nixl.state is State.OK and "pip install" in nixl.found
-    assert choose(found, []) == "sockets"
+    assert choose(found) == "sockets"
 
 
 async def test_an_owner_that_does_not_come_is_told_and_not_waited_for(tmp_path: Path) -> None:
@@ -81,33 +82,33 @@ async def test_an_owner_that_does_not_come_is_told_and_not_waited_for(tmp_path: 
     assert finding.state is State.WARNING and "did not appear" in finding.found and finding.fix
 
 
-def measured(tcp: Way, nixl: Way, devices: dict[str, list[str]]) -> Measured:
-    return Measured({"sockets": tcp, "nixl": nixl}, devices)
+def measured(tcp: Way, nixl: Way, devices: dict[str, list[str]], mpi: Way = APART) -> Measured:
+    return Measured({"sockets": tcp, "nixl": nixl, "mpi": mpi}, devices)
 
 
 @pytest.mark.parametrize(
-    ("nixl", "devices", "findings", "best"),
+    ("nixl", "devices", "mpi", "best"),
     [
-        (Way(20.0), BOTH, [], "nixl"),
+        (Way(20.0), BOTH, APART, "nixl"),
         (Way(20.0), BOTH, JOINED, "nixl"),
-        (Way(20.0), NEITHER, [], "sockets"),
+        (Way(20.0), NEITHER, APART, "sockets"),
         (Way(20.0), {"a": ["mlx5_0"], "b": []}, JOINED, "mpi"),
-        (Way(2.1), BOTH, [], "sockets"),
+        (Way(2.1), BOTH, APART, "sockets"),
         (Way(why="the read failed"), BOTH, JOINED, "mpi"),
-        (Way(why="the read failed"), BOTH, [warning(MPI_JOIN, "no", "fix")], "sockets"),
+        (Way(why="the read failed"), BOTH, APART, "sockets"),
     ],
 )
 def test_the_transport_follows_from_measurements(
-    nixl: Way, devices: dict[str, list[str]], findings: list[Finding], best: str
+    nixl: Way, devices: dict[str, list[str]], mpi: Way, best: str
 ) -> None:
-    assert choose(measured(Way(2.0), nixl, devices), findings) == best
+    assert choose(measured(Way(2.0), nixl, devices, mpi)) == best
 
 
-def test_nothing_measured_means_tcp_or_what_joined() -> None:
-    assert (choose(None, []), choose(None, JOINED)) == ("sockets", "mpi")
+def test_nothing_measured_means_tcp() -> None:
+    assert choose(None) == "sockets"
 
 
 def test_a_closed_port_is_a_warning_that_says_what_to_open() -> None:
     found = measured(Way(why="connection refused"), Way(why="refused too"), NEITHER)
-    tcp, _ = judge_regions(found, ENDED, NAMES)
+    tcp, *_ = judge_regions(found, ENDED, NAMES)
     assert tcp.state is State.WARNING and "connection refused" in tcp.found and "ports" in tcp.fix

@@ -57,13 +57,15 @@ def test_a_site_is_accepted_and_the_doctor_shows_it(cluster: None, tmp_path: Pat
         "clocks",
         "region tcp",
         "region nixl",
+        "region mpi",
         "mpi world",
     }
     assert {each.state for each in between.values()} <= {State.OK}, between
     assert "2 ways" in between["network"].found
     assert "GB/s" in between["region tcp"].found
     assert "no RDMA device" in between["region nixl"].found and "GB/s" in between["region nixl"].found
-    assert site.transport == "sockets"
+    assert "steps joined" in between["region mpi"].found and "GB/s" in between["region mpi"].found
+    assert site.transport == "mpi"
     assert {file.name for file in tmp_path.iterdir()} == {"job.log", "site.json"}
     findings = doctors(tmp_path)
     assert findings["slurm"].found.endswith("cluster gyre") and findings["slurm"].state is State.OK
