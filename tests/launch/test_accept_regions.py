@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from gyre_hpc.bench.mpi_pair import ENVIRONMENT
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch import accept_regions
 from gyre_hpc.launch.accept_regions import (
+    OWNER,
+    PULLER,
     Measured,
     Way,
     choose,
@@ -21,6 +27,11 @@ from gyre_hpc.launch.accept_regions import (
 )
 from gyre_hpc.launch.doctor_ask import Answer
 from gyre_hpc.launch.site import State
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.transport.mpi.host import socket_path
+from gyre_hpc.transport.mpi.pair import endpoint_arguments
+from gyre_hpc.transport.regions import run_key
+from gyre_hpc.transport.rendezvous import write_secret
 
 SECRET = b"s" * 32
 NAMES = ["a", "b"]
@@ -56,6 +67,30 @@ async def test_every_way_is_measured_between_two_nodes(tmp_path: Path) -> None:
     assert all("a to b" in each.found for each in findings.values())
     assert "GB/s" in findings["region tcp"].found and "GB/s" in findings["region nixl"].found
     assert "no MPI library" in findings["region mpi"].found
+
+
+@pytest.mark.mpi
+async def test_endpoints_that_were_started_apart_join_and_move_the_region(tmp_path: Path) -> None:
+    secret = write_secret(RunLayout(tmp_path))
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert mpiexec is not None
+    endpoints = [
+        await asyncio.create_subprocess_exec(
+            *(mpiexec, "-iface", "lo", "-n", "1", sys.executable),
+            *endpoint_arguments(tmp_path, name, socket_path(run_key(secret), name), "pmi2"),
+            env=os.environ | ENVIRONMENT,
+        )
+        for name in (OWNER, PULLER)
+    ]
+    _, found = await asyncio.gather(
+        own(tmp_path, secret, "a", 1 << 20, 60.0, mpi=True),
+        measure(tmp_path, secret, "b", 60.0, mpi=True),
+    )
+    assert [await asyncio.wait_for(endpoint.wait(), 60) for endpoint in endpoints] == [0, 0]
+    assert found.ways["mpi"].gb_per_s > 0 and not found.ways["mpi"].why
+    (finding,) = [each for each in judge_regions(found, ENDED, NAMES) if each.name == "region mpi"]
+    assert "joined" in finding.found and "GB/s" in finding.found
+    assert choose(found) == "mpi"
 
 
 @pytest.mark.nixl

@@ -5,6 +5,7 @@ Nothing is finalised: an endpoint leaves by `os._exit`, because finalising besid
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,6 +18,8 @@ from mpi4py import MPI  # noqa: E402
 
 __all__ = ["MPI", "initialise", "name", "unfit_library", "unfit_world"]
 
+CMA_SEGMENT: Final = "16m"
+"""UCX copies so much of another process's memory at once, on one host; its own 512k costs a third of the speed."""
 JOINERS: Final = ("mpich", "intel", "cray", "mvapich")
 """Words in the description of libraries that can connect separately started steps (the MPICH family)."""
 MANAGED: Final = ("PMI_", "PALS_")
@@ -45,6 +48,7 @@ def unfit_library(library: str, plugin: str, env: Mapping[str, str]) -> str:
 
 def initialise() -> None:
     """MPI_Init for calls of the main thread alone; errors are returned, not fatal."""
+    os.environ.setdefault("UCX_CMA_SEG_SIZE", CMA_SEGMENT)
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
         communicator.Set_errhandler(MPI.ERRORS_RETURN)
