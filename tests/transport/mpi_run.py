@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 import uuid
@@ -25,7 +26,7 @@ from gyre_hpc.transport.mpi import local_pmi
 from gyre_hpc.transport.mpi.backend import MpiBackend
 from gyre_hpc.transport.mpi.host import socket_path
 from gyre_hpc.transport.mpi.peer_side import PeerSide
-from gyre_hpc.transport.regions import RegionServer, run_key
+from gyre_hpc.transport.regions import RegionServer, remove_leftovers, run_key
 from tests.launch.cluster import PATIENCE_S, squeue
 
 LOOPBACK = {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}
@@ -252,3 +253,5 @@ async def mpi_run(
         yield run
     finally:
         await run.close()
+        remove_leftovers(run_key(run.secret))
+        shutil.rmtree(folder)
