@@ -76,11 +76,12 @@ def _commands(job: str, log: Path, run: Path) -> list[str]:
 
 
 def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
-    """`gyre stage OVERRIDES... [--site FILE]`: what the job will need, found or missing."""
+    """`gyre stage OVERRIDES... [--site FILE]`: fetch what can be fetched; what the job will need, found or missing."""
     from gyre_hpc.launch import staging
 
     given = _parse(parser, arguments)
     config, folder = _run_to_submit(given.overrides, given.site)
+    _print(console, *staging.fetch(config))
     for need in staging.needs(config, folder):
         state = f"missing: {need.error.message}" if need.error else need.found
         _print(console, f"{need.what:<18} {state}")

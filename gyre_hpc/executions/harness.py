@@ -102,7 +102,7 @@ def _find_program(name: str, packages: Sequence[str], prefix: Path | None) -> st
     if prefix is not None and not is_installed(packages, prefix):
         raise MissingInput(
             f"{prefix}: {', '.join(packages)} are not installed there",
-            fix="gyre harness check NAME installs them; harness.prefix names a folder that every node sees",
+            fix="gyre stage, with the arguments of gyre submit, installs them; harness.prefix names a folder that every node sees",
         )
     path = os.pathsep.join(
         [*map(str, programs(prefix) if prefix else ()), os.environ.get("PATH", os.defpath)]

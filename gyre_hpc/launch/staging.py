@@ -21,6 +21,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, MissingInput
 from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.harnesses.packages import install, prefix_of
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.training.replay import FILE_NAME
 
@@ -46,6 +47,20 @@ def needs(config: RunConfig, run: RunLayout | None = None) -> list[Need]:
         _need("run folder", lambda: _writable(root)),
         *_container(config.cluster.container),
     ]
+
+
+def fetch(config: RunConfig) -> list[str]:
+    """Install what the login node can fetch and the job cannot: the harness's packages. A line about each that was new.
+
+    Raises InstallFailed with the installer's last words, ConfigError for packages that name no version.
+    """
+    harness = config.harness
+    if not harness.packages:
+        return []
+    prefix = prefix_of(harness.packages, harness.prefix)
+    return (
+        [f"installed {', '.join(harness.packages)} in {prefix}"] if install(harness.packages, prefix) else []
+    )
 
 
 def check_staged(config: RunConfig, run: RunLayout | None = None) -> None:

@@ -95,7 +95,7 @@ def test_installers_see_proxies_and_certificates_but_no_credentials() -> None:
 
 def test_a_harness_that_is_not_installed_is_named_with_its_cure(tmp_path: Path) -> None:
     config = HarnessConfig(command=["claude"], packages=["npm:a@1"], prefix=str(tmp_path))
-    with pytest.raises(MissingInput, match="gyre harness check"):
+    with pytest.raises(MissingInput, match="gyre stage"):
         find_harness(config)
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config import ClusterConfig, save_run_config
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.plan import ProcessSpec
+from gyre_hpc.launch.scratch import job_folder
 from gyre_hpc.launch.slurm import SlurmLauncher, SlurmStep
 from gyre_hpc.layout import RunLayout
 from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
@@ -105,6 +107,27 @@ async def test_a_service_has_cpus_and_memory_of_its_own(launcher: SlurmLauncher,
     told = subprocess.check_output(["scontrol", "show", "step", id.split()[0]], text=True)
     assert "TRES=cpu=2,mem=256M,node=1" in told and "Name=gateway-0.1" in told
     assert "--exact" in Path(f"/proc/{step.pid}/cmdline").read_text().split("\0")
+    await step.terminate(PATIENCE_S)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_every_node_is_tidied_beside_what_runs_there(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    """The nodes share this machine, so that one folder stands for what each of them keeps of the job."""
+    busy = shell(tmp_path, "cell-0", "echo up; exec sleep 600", cpus_per_rank=4)
+    step = await launcher.start(busy)
+    await until_logged(busy, "up")
+    await launcher.everywhere(["/bin/bash", "-c", "echo on $SLURMD_NODENAME"], tmp_path / "log")
+    assert sorted((tmp_path / "log").read_text().split()) == ["cell0", "cell1", "on", "on"]
+    layout, base = RunLayout(tmp_path / "run"), tmp_path / "node"
+    for folder in (layout.root, base):
+        folder.mkdir()
+    save_run_config(compose([f"cluster.scratch={base}"]), layout.root)
+    left = job_folder(str(base), layout, {"SLURM_JOB_ID": step._job})
+    (left / "cell-3").mkdir(parents=True)
+    command = [sys.executable, "-m", "gyre_hpc.launch.scratch", "--run", str(layout.root)]
+    await launcher.everywhere(command, tmp_path / "log")
+    assert list(base.iterdir()) == [] and step.poll() is None
     await step.terminate(PATIENCE_S)
 
 

@@ -83,3 +83,29 @@ def test_an_image_that_pyxis_reads_from_disk_must_be_there(config: RunConfig, tm
         staging.check_staged(config)
     (tmp_path / "gyre.sqsh").touch()
     staging.check_staged(config)
+
+
+def test_harness_packages_are_installed_by_staging_and_else_named_before_the_job(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An npm of ours stands in for the registry: it makes the program that a package would bring."""
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    made = '"$3/node_modules/.bin"'
+    npm.write_text(
+        f"#!/bin/sh\nmkdir -p {made}; printf '#!/bin/sh\\n' >{made}/agent; chmod 755 {made}/agent\n"
+    )
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}:/usr/bin:/bin")
+    harness = config.harness
+    harness.command, harness.packages, harness.prefix = (
+        ["agent"],
+        ["npm:agent@1.2.3"],
+        str(tmp_path / "prefix"),
+    )
+    with pytest.raises(MissingInput, match=r"agent@1\.2\.3 are not installed") as missing:
+        staging.check_staged(config)
+    assert "gyre stage" in missing.value.fix
+    (line,) = staging.fetch(config)
+    assert line.startswith("installed npm:agent@1.2.3 in ") and staging.fetch(config) == []
+    staging.check_staged(config)
