@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,10 @@ from gyre_hpc.transport.messages import Fragment
 Array = npt.NDArray[Any]
 Buffer = mmap.mmap | bytearray | memoryview | bytes
 ALIGNMENT: Final = 64
+HASH_THREADS: Final = 4
+"""Most threads that check one region: beyond, memory is the limit."""
+HASH_TOGETHER: Final = 4 << 20
+"""Bytes below which one thread is faster than to start several."""
 MEMORY: Final = Path("/dev/shm")
 
 
@@ -131,6 +136,23 @@ class Check:
             self._left.pop()
 
 
+def check_all(buffer: Buffer, fragments: Sequence[Fragment]) -> None:
+    """All checksums of a whole region, by several threads where it is large. Raises CorruptRecord naming the fragment."""
+    threads = min(HASH_THREADS, len(os.sched_getaffinity(0)), len(fragments))
+    if threads < 2 or total_bytes(fragments) < HASH_TOGETHER:
+        Check(buffer, fragments).arrived(total_bytes(fragments))
+        return
+    view, starts = memoryview(buffer), list(_offsets(fragments))
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(lambda fragment, start: _check_one(view, fragment, start), fragments, starts):
+            pass
+
+
+def _check_one(view: memoryview, fragment: Fragment, start: int) -> None:
+    check = Check(view[start : start + fragment.bytes], [fragment])
+    check.arrived(fragment.bytes)
+
+
 def arrays_in(buffer: Buffer | npt.NDArray[np.uint8], fragments: Sequence[Fragment]) -> dict[str, Array]:
     """The arrays inside a whole region's bytes, without a copy and unchecked."""
     arrays: dict[str, Array] = {}
@@ -147,7 +169,7 @@ def arrays_in(buffer: Buffer | npt.NDArray[np.uint8], fragments: Sequence[Fragme
 
 def verified(buffer: Buffer, fragments: Sequence[Fragment]) -> dict[str, Array]:
     """The arrays inside a whole region's bytes, checked. Raises CorruptRecord naming the fragment."""
-    Check(buffer, fragments).arrived(total_bytes(fragments))
+    check_all(buffer, fragments)
     return arrays_in(buffer, fragments)
 
 

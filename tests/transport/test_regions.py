@@ -127,6 +127,21 @@ def test_bytes_are_checked_alike_however_they_arrive(
         assert broken is not None and f"'{broken[0]}'" in str(error)
 
 
+@pytest.mark.parametrize("broken", [None, 0, 7, 15])
+def test_a_large_region_is_checked_by_several_threads_alike(broken: int | None, tmp_path: Path) -> None:
+    size = region_files.HASH_TOGETHER // 16
+    fragments = region_files.write(
+        tmp_path / "region", {str(i): np.full(size, i, np.uint8) for i in range(16)}
+    )
+    data = bytearray((tmp_path / "region").read_bytes())
+    if broken is None:
+        assert list(region_files.verified(data, fragments)) == [fragment.id for fragment in fragments]
+        return
+    data[broken * size + size - 1] ^= 1
+    with pytest.raises(CorruptRecord, match=f"'{broken}'"):
+        region_files.verified(data, fragments)
+
+
 async def test_pulled_arrays_are_private_and_outlive_the_region(server: RegionServer) -> None:
     manifest = publish(server)
     first = await pull(manifest, deadline_s=PATIENCE_S)
