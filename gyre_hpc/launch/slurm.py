@@ -243,7 +243,7 @@ class SlurmStep:
 
     async def wait(self) -> int:
         code = await self._srun.wait()
-        if code < 0:
+        if code < 0 and not self._unanswered:
             await self._signal("KILL")
         return code
 
@@ -262,8 +262,11 @@ class SlurmStep:
             self._cancelling = asyncio.get_running_loop().create_task(self._kill())
 
     async def _kill(self) -> None:
-        """An srun outlives its step for as long as Slurm takes to notice that the node is gone: not with us."""
-        await self._signal_or_end_srun("KILL")
+        """An srun outlives its step for as long as Slurm takes to notice that the node is gone: not with us.
+
+        scancel, too, waits for a dead node (10 s, measured).
+        """
+        signalling = asyncio.create_task(self._signal_or_end_srun("KILL"))
         try:
             async with asyncio.timeout(KILL_S):
                 await self._srun.wait()
@@ -276,6 +279,7 @@ class SlurmStep:
                 ", ".join(self._nodes),
             )
             self._srun.kill()
+        await signalling
 
     async def _signal_or_end_srun(self, sig: str) -> None:
         """Signal the tasks; if there is no step (still queued, or gone), end srun itself."""
