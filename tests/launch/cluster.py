@@ -37,9 +37,9 @@ def running_cluster(
         settings = {"ROOT": root, "NODES": nodes, "CPUS": cpus, "GPUS": gpus, "PORT": port}
         for key, value in settings.items():
             patch.setenv(f"GYRE_SLURM_{key}", str(value))
-        dev_cluster("up", *(["--acct"] if acct else []))
-        patch.setenv("SLURM_CONF", dev_cluster("env").strip().partition("=")[2])
         try:
+            dev_cluster("up", *(["--acct"] if acct else []))
+            patch.setenv("SLURM_CONF", dev_cluster("env").strip().partition("=")[2])
             yield
         finally:
             dev_cluster("down", "--purge")
