@@ -4,7 +4,8 @@ A round times one pull by each way and one memcpy in turns; a figure is the medi
 pull seconds. A pull is what the puller waits for: from the call until it has arrays of its own whose checksums were compared
 with the manifest. Publication (copy into the region's file and checksums, once for all pullers) is timed beside it. The
 ways: shm maps the owner's file; tcp, mpi and nixl are the network ways, over loopback or what shared memory the library
-chooses. The memcpy goes into memory that was touched before. A way that cannot run here is left out with the reason.
+chooses. Both the memcpy and, after the first rounds, the pulls go into memory that was touched before: a puller uses the
+memory of dropped regions again, in a run as here. A way that cannot run here is left out with the reason.
 """
 
 from __future__ import annotations
