@@ -135,6 +135,21 @@ def _bench(arguments: list[str]) -> None:
     sys.stdout.write(line.decode() + "\n")
 
 
+def _services(arguments: list[str]) -> None:
+    import logging
+
+    from gyre_hpc.config import load_run_config
+    from gyre_hpc.launch.local import LocalLauncher
+    from gyre_hpc.launch.service_host import serve
+    from gyre_hpc.layout import RunLayout
+
+    parser = _parser("services")
+    parser.add_argument("run", help="run folder")
+    folder = _run_folder(parser.parse_args(arguments).run).absolute()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    serve(RunLayout(folder), load_run_config(folder).cluster, LocalLauncher())
+
+
 def _harness(arguments: list[str]) -> None:
     from gyre_hpc.harnesses import command
 
@@ -196,6 +211,11 @@ VERBS = {
     ),
     "warmstart": Verb(
         _warmstart, "make the warm-start policy of patchkit", "gyre warmstart /tmp/policy --seed 1"
+    ),
+    "services": Verb(
+        _services,
+        "gateway and runner of a run in a job of their own: what its script execs",
+        "gyre services runs/quickstart-1",
     ),
     "harness": Verb(
         _harness,

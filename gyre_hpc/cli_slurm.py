@@ -33,6 +33,7 @@ Train = Callable[[RunConfig], None]
 def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
     """`gyre submit OVERRIDES... [--site FILE] [--dry-run]`."""
     from gyre_hpc.launch.request import request_for
+    from gyre_hpc.launch.service_job import request_for_services
     from gyre_hpc.launch.submit import script_for
 
     given = _parse(parser, arguments, dry_run=True)
@@ -41,6 +42,8 @@ def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
     script = script_for(config, folder or profiles.planned(config))
     plan = [f"nodes   {component}" for component in request.components]
     plan += [f"lost    {warning}" for warning in request.warnings]
+    if config.cluster.runners == "external":
+        plan += [f"nodes   {component}" for component in request_for_services(config.cluster).components]
     if given.dry_run:
         _print(console, script, *plan)
     else:
@@ -50,13 +53,13 @@ def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
 
 def _submitted(config: RunConfig, folder: RunLayout | None) -> tuple[list[str], list[str]]:
     """Submit, after a look at what would be missing; what was submitted, and the commands to watch it."""
-    from gyre_hpc.launch import staging
+    from gyre_hpc.launch import service_job, staging
     from gyre_hpc.launch import submit as slurm
 
     staging.check_staged(config, folder)
     slurm.check_slurm()
     layout = folder or _made(config)
-    taken = slurm.submit_run(config, layout)
+    taken = service_job.submit_both(config, layout)
     told = [
         f"job     {taken.job}",
         f"run     {layout.root}",

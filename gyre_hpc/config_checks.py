@@ -25,6 +25,7 @@ CHOICES = {
     "cluster.runners": ("job", "external"),
     "cluster.job.requeue_by": ("auto", "exit", "scontrol", "successor"),
     "cluster.job.walltime_policy": ("clip", "hold"),
+    "cluster.job.service_lost": ("resubmit", "end"),
     "objective.kind": ("sequence_clip", "grpo"),
     "harness.dialect": ("openai-chat", "openai-responses", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),
@@ -173,11 +174,14 @@ def _tasks(run: RunConfig) -> None:
 
 def _job(run: RunConfig) -> None:
     job = run.cluster.job
-    if not re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", job.time):
-        raise ConfigError(
-            f"cluster.job.time={job.time} is not hours:minutes:seconds or days-hours",
-            fix='write it like "12:00:00", with the quotes in a YAML file (without them YAML reads a number)',
-        )
+    for key, limit in (("time", job.time), ("service_time", job.service_time)):
+        if not re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", limit):
+            raise ConfigError(
+                f"cluster.job.{key}={limit} is not hours:minutes:seconds or days-hours",
+                fix='write it like "12:00:00", with the quotes in a YAML file (without them YAML reads a number)',
+            )
+    if run.cluster.runners == "external":
+        _external(run)
     if job.margin_s >= _seconds(job.time):
         raise ConfigError(
             f"cluster.job.margin_s={job.margin_s} is not below cluster.job.time={job.time}: the run would be told to"
@@ -192,6 +196,17 @@ def _interface(run: RunConfig) -> None:
         raise ConfigError(
             f"cluster.interface={cluster.interface} would count for nothing: cluster.host={cluster.host}",
             fix="set cluster.host=auto",
+        )
+
+
+def _external(run: RunConfig) -> None:
+    """Gateway and runner in a job of their own."""
+    job = run.cluster.job
+    if _seconds(job.service_time) <= _seconds(job.time):
+        raise ConfigError(
+            f"cluster.job.service_time={job.service_time} is not longer than cluster.job.time={job.time}: no call"
+            " could be held until the run's job is back",
+            fix='set cluster.job.service_time to several times cluster.job.time, for example "3-00:00:00"',
         )
 
 

@@ -54,6 +54,11 @@ class JobConfig:
     many as their sizes (`cluster.service`) come to, spread over the nodes; with fewer they share."""
     service_mem: str = ""
     """Memory per node for the same; empty = what their sizes come to, and less is refused."""
+    service_time: str = "1-00:00:00"
+    """Time limit of the job of gateway and runner under `cluster.runners=external`: it must outlast that of the run's job, its
+    waits in the queue included."""
+    service_lost: str = "resubmit"
+    """What a run does when that job has ended before it (external): `resubmit`, or `end` with an error."""
     service_nodes: int = 2
     """Nodes of the controller's component (het); below 2 the loss of any node ends the job."""
     sbatch: list[str] = field(default_factory=list)

@@ -84,6 +84,11 @@ class RunLayout:
         """Which processes are, or were, the run's gateway and runner."""
         return self.root / "services"
 
+    @property
+    def service_job(self) -> Path:
+        """Id of the Slurm job that gateway and runner were submitted as (`cluster.runners=external`)."""
+        return self.services / "job"
+
     def service(self, kind: str) -> Path:
         """JSON record of the last process of this kind."""
         return self.services / f"{kind}.json"

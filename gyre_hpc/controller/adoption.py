@@ -90,7 +90,13 @@ class Survivors:
 
 
 def expect_survivors(peers: Peers, config: RunConfig, layout: RunLayout) -> None:
-    """Look for the processes that the run folder names. Under Slurm none survives: a job ends with its controller."""
+    """Look for the processes that the run folder names. Under Slurm none survives: a job ends with its controller.
+
+    Those of a job of their own (`cluster.runners=external`) come by themselves, to the first controller as to later ones.
+    """
+    if config.cluster.runners == "external":
+        for kind in OUTLIVE:
+            peers.expect_external(kind)
     if config.cluster.kind != "local":
         return
     for kind in OUTLIVE:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.ending import Ending
 from gyre_hpc.controller.executions import Execution, ExecutionHooks, ExecutionTable
+from gyre_hpc.controller.external import ExternalServices
 from gyre_hpc.controller.guests import Guests
 from gyre_hpc.controller.history import History
 from gyre_hpc.controller.journal import (
@@ -90,7 +92,12 @@ class Controller:
             second for past in history.forecasts.durations().values() for second in past
         )
         cluster = self.config.cluster
-        self.survivors = Survivors(peers, cluster.suspect_after_s + cluster.lost_after_s)
+        self.external: ExternalServices | None = None
+        patience_s = cluster.suspect_after_s + cluster.lost_after_s
+        if cluster.runners == "external":
+            self.external = ExternalServices(self.config, context.layout, peers, self._fault)
+            patience_s = math.inf
+        self.survivors = Survivors(peers, patience_s)
         self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
         self.supervision = Supervision(peers, self.config.cluster, context.layout.root, self.observer.fault)
         self.driver = Driver(
@@ -152,7 +159,7 @@ class Controller:
             runner=lambda message: self.peers.send(PeerKind.RUNNER, 0, message),
             gateway=self._send_gateway,
             key=lambda id, attempt: queries.execution_key(secret, id, attempt),
-            gateway_url=lambda: self.peers.address(PeerKind.GATEWAY),
+            gateway_url=self._gateway_url,
             harness_seed=lambda id: queries.execution_seed(config.seed, id),
             opened=self._attempt_opened,
             closed=lambda closed: self.journal.append(Closed(time.time(), closed)),
@@ -222,6 +229,8 @@ class Controller:
             self.processing.send(msg.Seal())
             if self._stop_reason is not None:
                 self.guests.dismiss(self._stop_reason or "done")
+            if self.external is not None and (self._ended() or self.departure.ending is None):
+                self.peers.end_external(self._stop_reason or "done")
             if self.channels is not None:
                 await self.channels.close()
             why = str(self.departure.ending or self._stop_reason or "done")
@@ -249,10 +258,24 @@ class Controller:
     async def _survivors_heard(self) -> Holdings:
         """What outlived the controller before this one; what said nothing of itself is ended and replaced."""
         expected = set(self.peers.survivors)
-        holdings = await self.survivors.gather(lambda: self.departure.ending is None)
-        for kind in sorted(expected - self.peers.survivors):
-            await self.peers.replace(kind)
+        holdings = await self.survivors.gather(self._may_wait)
+        if self.external is None:
+            for kind in sorted(expected - self.peers.survivors):
+                await self.peers.replace(kind)
         return holdings
+
+    def _may_wait(self) -> bool:
+        if self.external is not None:
+            self.external.check()
+        return self.departure.ending is None
+
+    def _fault(self, who: str, what: str) -> None:
+        self.observer.fault(who, what)
+
+    def _gateway_url(self) -> str:
+        """ "" while the gateway, or an external runner, is away: launches wait for both."""
+        away = self.external is not None and self.peers.missing()
+        return "" if away else self.peers.address(PeerKind.GATEWAY)
 
     def _begin(self, holdings: Holdings = resume.NOTHING) -> None:
         self.observer.opened(self.config.transport.kind)
@@ -306,6 +329,8 @@ class Controller:
         if self.executions.held and self.departure.ending is None and self.leaving.idle():
             self.departure.nothing_fits()
         self.peers.check_liveness()
+        if self.external is not None:
+            self.external.check()
         self.journal.sync_soon()
         self.cells.end_doubts(self._ticked_at)
         self.guests.tick()

@@ -58,6 +58,8 @@ class Peer:
     """Of the launch whose incarnations are welcome."""
     met: bool = False
     """Whether that launch has said hello."""
+    external: bool = False
+    """Somebody else starts its processes, each with a higher number than the one before."""
     handle: ProcessHandle | None = None
     link: PeerLink | None = None
     reader: asyncio.Task[None] | None = None
@@ -115,6 +117,13 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class Replaced:
+    """Another process has come in the place of an external one; `Connected` follows."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class Suspected:
     """No heartbeat for `suspect_after_s`, or one again after that (`recovered`)."""
 
@@ -138,7 +147,7 @@ class Told:
     what: str
 
 
-Inbound = Said | Connected | Exited | Suspected | HostSaid | Told
+Inbound = Said | Connected | Exited | Replaced | Suspected | HostSaid | Told
 NOT_STARTED = -1000
 """In place of an exit code: no node had room for the process."""
 
@@ -208,6 +217,21 @@ class Peers:
         self.survivors.add(kind)
         self._spawn(self._watch(peer, 0, handle))
 
+    def expect_external(self, kind: PeerKind) -> None:
+        """Processes of this kind come by themselves, from a job of their own; none is launched or killed here."""
+        self.peers[kind, 0] = Peer(kind, 0, external=True)
+        self.survivors.add(kind)
+
+    def end_external(self, reason: str) -> None:
+        """The run is over for them as well; who is not connected hears it from nobody."""
+        for peer in self.peers.values():
+            if peer.external and peer.link is not None:
+                peer.link.send(Shutdown(reason))
+
+    def missing(self) -> list[Peer]:
+        """External peers without a link, or whose link is silent."""
+        return [peer for peer in self.peers.values() if peer.external and (peer.link is None or peer.suspect)]
+
     async def replace(self, kind: PeerKind) -> None:
         """End a survivor, if it has not ended, and launch another process in its place."""
         handle = self.peers[kind, 0].handle
@@ -274,6 +298,8 @@ class Peers:
         peer = self.peers.get((kind, index))
         if peer is not None and peer.handle is not None:
             peer.handle.kill()
+        elif peer is not None and peer.external and peer.link is not None:
+            peer.link.abandon()  # it comes again, and is told everything again
 
     def dead(self) -> list[Peer]:
         """The run's own peers whose process has ended and was not relaunched."""
@@ -291,6 +317,9 @@ class Peers:
 
     def check_liveness(self) -> None:
         """Suspect the silent, kill the lost and the never-started; to be called about twice a second."""
+        for peer in self.peers.values():
+            if peer.external and peer.link is not None:
+                self._judge(peer, peer.link.silent_s())
         alive = [
             peer for peer in self.peers.values() if peer.handle is not None and peer.handle.poll() is None
         ]
@@ -299,7 +328,8 @@ class Peers:
                 self._judge_start(peer)
             else:
                 self._judge(peer, peer.link.silent_s())
-        amiss = len(alive) < len(self.peers) or any(peer.link is None or peer.suspect for peer in alive)
+        ours = [peer for peer in self.peers.values() if not peer.external]
+        amiss = len(alive) < len(ours) or any(peer.link is None or peer.suspect for peer in alive)
         self.nodes.look(amiss, {node for peer in alive for node in peer.nodes if not peer.lost})
 
     def _judge_start(self, peer: Peer) -> None:
@@ -373,7 +403,10 @@ class Peers:
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))
-        if peer is None or peer.dead or link.incarnation // INCARNATIONS_PER_LAUNCH != peer.number:
+        number = link.incarnation // INCARNATIONS_PER_LAUNCH
+        if peer is not None and peer.external and number > peer.number:
+            self._replace_external(peer, number)
+        if peer is None or peer.dead or number != peer.number:
             log.warning("%s is not a peer of this controller: it is told to end", link.name)
             self._spawn(_dismiss(link))
             return
@@ -385,10 +418,19 @@ class Peers:
         peer.outbox.clear()
         peer.reader = self._spawn(self._read(peer, link))
 
+    def _replace_external(self, peer: Peer, number: int) -> None:
+        if peer.met:
+            peer.outbox.clear()
+            self.inbox.put_nowait(Replaced(peer.id))
+        peer.number, peer.met = number, False
+
     async def _read(self, peer: Peer, link: PeerLink) -> None:
         while (message := await link.receive()) is not None:
             if peer.link is link:
                 self.inbox.put_nowait(Said(peer.id, message))
+        if peer.external and peer.link is link:
+            log.warning("%s is away: its link has ended", peer.name)
+            peer.link = None
 
     async def _watch(self, peer: Peer, launch: int, handle: ProcessHandle) -> None:
         """`Exited` once the process has ended, behind everything it had sent before."""

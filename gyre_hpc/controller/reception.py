@@ -28,6 +28,7 @@ from gyre_hpc.controller.peers import (
     Inbound,
     PeerId,
     Peers,
+    Replaced,
     Said,
     Suspected,
     Told,
@@ -92,6 +93,10 @@ class Reception:
                 self._cell_connected(CellId(index))
             case Connected(peer=(kind, _), again=again):
                 self._service_connected(kind, again)
+            case Replaced(peer=(kind, _)):
+                self.observer.fault(str(kind), "another process has come in its place")
+                if kind is PeerKind.RUNNER:
+                    self.executions.runner_lost()
             case Exited(peer=peer, code=code):
                 self._exited(peer, code)
             case Suspected(peer=(PeerKind.CELL, index), recovered=recovered):
@@ -249,8 +254,11 @@ class Reception:
         self.services.add(kind)
         if kind is PeerKind.GATEWAY:
             self._gateway_connected(returned, again)
-        elif kind is PeerKind.RUNNER and again:
-            self.executions.runner_returned()
+        elif kind is PeerKind.RUNNER:
+            self.disowned.discard((kind, 0))
+            if again:
+                self.executions.runner_returned()
+            self.executions.gateway_up()
         self.steps.offer_weights(ready=self.ready)
 
     def _gateway_connected(self, returned: bool, again: bool) -> None:

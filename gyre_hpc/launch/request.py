@@ -18,6 +18,8 @@ from gyre_hpc.launch.gres import times
 from gyre_hpc.launch.placement import megabytes
 
 SERVICES: Final = "controller, gateway, runner, processor"
+EXTERNAL: Final = ("gateway", "runner")
+"""Services that lie in a job of their own under `cluster.runners=external`."""
 HET_LEADER_NODES: Final = 2
 """A component of one node that loses it ends all components, whatever --no-kill says (Slurm's _het_job_on_node)."""
 
@@ -60,7 +62,7 @@ def _flat(cluster: ClusterConfig) -> Component:
     cells = request_for_cells(cluster)
     cpus, mem_mb = service_room(cluster, cells.nodes)
     return Component(
-        holds=f"{SERVICES}; {cells.holds}",
+        holds=f"{services_of(cluster)}; {cells.holds}",
         nodes=cells.nodes,
         cpus=cells.cpus + cpus,
         mem_mb=cells.mem_mb + mem_mb,
@@ -75,7 +77,7 @@ def _het(cluster: ClusterConfig) -> tuple[Component, ...]:
     job = cluster.job
     cpus, mem_mb = service_room(cluster, job.service_nodes)
     services = Component(
-        holds=SERVICES,
+        holds=services_of(cluster),
         nodes=job.service_nodes,
         cpus=cpus,
         mem_mb=mem_mb,
@@ -84,10 +86,18 @@ def _het(cluster: ClusterConfig) -> tuple[Component, ...]:
     return services, request_for_cells(cluster)
 
 
+def services_of(cluster: ClusterConfig) -> str:
+    """The processes beside the cells that the run's own job holds."""
+    return "controller, processor" if cluster.runners == "external" else SERVICES
+
+
 def service_room(cluster: ClusterConfig, nodes: int) -> tuple[int, int]:
     """CPUs and MiB per node for the services on `nodes` nodes. Raises ConfigError where what is given holds less."""
     job, sizes = cluster.job, cluster.service
-    each = {name: (size.cpus, megabytes(size.mem)) for name, size in vars(sizes).items()}
+    elsewhere = EXTERNAL if cluster.runners == "external" else ()
+    each = {
+        name: (size.cpus, megabytes(size.mem)) for name, size in vars(sizes).items() if name not in elsewhere
+    }
     needs_cpus, needs_mem = spread(list(each.values()), nodes)
     cpus = job.service_cpus or needs_cpus
     mem_mb = megabytes(job.service_mem) if job.service_mem else needs_mem

@@ -62,7 +62,7 @@ def render(request: JobRequest, job: JobConfig, names: Names) -> str:
 
 def _origin(names: Names) -> str:
     if names.command:
-        return f"# Written by gyre cells add for {names.run}"
+        return f"# Written by gyre for {names.run}: gyre {' '.join(names.command[:2])}"
     return f"# Written by gyre submit for {names.run}; to go on later: gyre submit resume=RUN"
 
 

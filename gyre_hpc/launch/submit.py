@@ -79,9 +79,9 @@ def submit(script: str, layout: RunLayout) -> Submission:
     return Submission(str(job.job_id), Path(job.paths.submission_file), layout.jobs / f"{job.job_id}.log")
 
 
-def submit_run(config: RunConfig, layout: RunLayout) -> Submission:
+def submit_run(config: RunConfig, layout: RunLayout, after: str = "") -> Submission:
     """Submit the run. Its `cluster.job` is kept in config.yaml: the controller goes by what its job was asked with. Nodes excluded
-    for once are not kept.
+    for once are not kept, nor that it starts no earlier than the job `after` (flat; components cannot all depend).
 
     Raises ConfigError for a margin that no checkpoint of the run fits into, and what `submit` raises.
     """
@@ -91,6 +91,9 @@ def submit_run(config: RunConfig, layout: RunLayout) -> Submission:
     if kept.cluster.job != asked:
         kept.cluster.job = asked
         save_run_config(kept, layout.root)
+    if after and config.cluster.layout == "flat":
+        job = replace(config.cluster.job, sbatch=[*config.cluster.job.sbatch, f"--dependency=after:{after}"])
+        config = replace(config, cluster=replace(config.cluster, job=job))
     return submit(script_for(config, layout), layout)
 
 

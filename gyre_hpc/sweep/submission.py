@@ -16,7 +16,7 @@ from typing import Final
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.controller.train import new_run
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch import profiles, staging
+from gyre_hpc.launch import profiles, service_job, staging
 from gyre_hpc.launch import submit as slurm
 from gyre_hpc.launch.job_state import FAILED, job_states
 from gyre_hpc.layout import RunLayout
@@ -120,7 +120,7 @@ def _submitted(ready: Ready, manifest: Manifest) -> Entry:
         if layout is None:
             layout = new_run(ready.config)
             manifest.record(ready.point, run=layout, time=_now())
-        taken = slurm.submit_run(ready.config, layout)
+        taken = service_job.submit_both(ready.config, layout)
     except GyreError as error:
         return manifest.record(ready.point, run=layout, error=str(error), time=_now())
     return manifest.record(ready.point, run=layout, job=taken.job, time=_now())

@@ -1,0 +1,68 @@
+"""The job of gateway and runner under `cluster.runners=external`, watched by the controller of the run.
+
+While one of the two is away Slurm is asked about their job, off the loop. A job that has ended is submitted again, or ends
+the run with an error, as `cluster.job.service_lost` says; a state that is not known is no end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.controller.peers import Peers
+from gyre_hpc.errors import PeerLost
+from gyre_hpc.launch.job_state import ENDED, job_state
+from gyre_hpc.launch.service_job import services_job, submit_services
+from gyre_hpc.layout import RunLayout
+
+log = logging.getLogger(__name__)
+LOOK_S: Final = 10.0
+"""Seconds between two questions to Slurm while one of the two is away."""
+
+
+@dataclass
+class ExternalServices:
+    """`fault(who, what)` tells the person who watches."""
+
+    config: RunConfig
+    layout: RunLayout
+    peers: Peers
+    fault: Callable[[str, str], None]
+    _look: asyncio.Task[str] | None = None
+    _looked_at: float = 0.0
+    _submissions: int = 0
+
+    def check(self) -> None:
+        """To be called often. Raises PeerLost when their job has ended and is not to be submitted again."""
+        if self._look is not None:
+            if self._look.done():
+                look, self._look = self._look, None
+                if said := look.result():
+                    self.fault("services", said)
+        elif self.peers.missing() and time.monotonic() - self._looked_at >= LOOK_S:
+            self._looked_at = time.monotonic()
+            self._look = asyncio.create_task(asyncio.to_thread(self._ask))
+
+    def _ask(self) -> str:
+        """What was done about it; "" if nothing had to be."""
+        job = services_job(self.layout)
+        state = job_state(job) if job else None
+        if job and state not in ENDED:
+            log.info("waiting for gateway and runner: their job %s is %s", job, state or "not known to Slurm")
+            return ""
+        ended = (
+            f"the job of gateway and runner ({job}) is {state}" if job else "gateway and runner have no job"
+        )
+        cluster = self.config.cluster
+        if cluster.job.service_lost == "end" or self._submissions >= cluster.restarts:
+            raise PeerLost(
+                f"{self.layout.root}: {ended}",
+                fix=f"gyre submit resume={self.layout.root} submits it again; see {self.layout.jobs / f'{job}.log'}",
+            )
+        self._submissions += 1
+        return f"{ended}: submitted again as job {submit_services(self.config, self.layout).job}"
