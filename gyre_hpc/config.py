@@ -208,7 +208,7 @@ class ClusterConfig:
     """Seconds gateway and runner outlive their controller; one resumed in that time takes them over with all they run."""
     runners: str = "job"
     """`job`: gateway and runner belong to the run's job. `external`: to a longer job of their own, which holds calls while the
-    other is requeued (slurm)."""
+    other is requeued; `gyre submit` submits both, elsewhere `gyre services RUN` starts them."""
     restarts: int = 8
     """Most replacements of lost cells, runner, gateway or processor within `restart_window_s`; one more ends the run."""
     restart_window_s: float = 3600.0

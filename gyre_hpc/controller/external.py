@@ -1,7 +1,8 @@
 """The job of gateway and runner under `cluster.runners=external`, watched by the controller of the run.
 
 While one of the two is away Slurm is asked about their job, off the loop. A job that has ended is submitted again, or ends
-the run with an error, as `cluster.job.service_lost` says; a state that is not known is no end.
+the run with an error, as `cluster.job.service_lost` says; a state that is not known is no end. Without a job of ours somebody
+has started them by hand (`gyre services RUN`) and is waited for.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ class ExternalServices:
     def _ask(self) -> str:
         """What was done about it; "" if nothing had to be."""
         job = services_job(self.layout)
-        state = job_state(job) if job else None
-        if job and state not in ENDED:
+        if not job:
+            log.info("waiting for gateway and runner: gyre services %s", self.layout.root)
+            return ""
+        state = job_state(job)
+        if state not in ENDED:
             log.info("waiting for gateway and runner: their job %s is %s", job, state or "not known to Slurm")
             return ""
-        ended = (
-            f"the job of gateway and runner ({job}) is {state}" if job else "gateway and runner have no job"
-        )
+        ended = f"the job of gateway and runner ({job}) is {state}"
         cluster = self.config.cluster
         if cluster.job.service_lost == "end" or self._submissions >= cluster.restarts:
             raise PeerLost(
