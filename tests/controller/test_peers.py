@@ -11,7 +11,7 @@ import pytest
 
 from gyre_hpc.config import ClusterConfig
 from gyre_hpc.controller import peers as module
-from gyre_hpc.controller.peers import Connected, Exited, Peers, Said
+from gyre_hpc.controller.peers import Connected, Exited, Peers, Replaced, Said
 from gyre_hpc.transport.messages import Goodbye, Hello, Message, PeerKind, Shutdown
 
 RUNNER = (PeerKind.RUNNER, 0)
@@ -118,3 +118,36 @@ async def test_who_connects_after_the_end_is_told_to_end(bench: Bench) -> None:
             await asyncio.sleep(0)
     assert [type(message) for message in link.told] == [Shutdown]
     assert bench.peers.inbox.empty()
+
+
+async def test_of_external_services_the_newest_process_has_the_place(bench: Bench) -> None:
+    peers = bench.peers
+    peers.expect_external(PeerKind.RUNNER)
+
+    async def come(launch: int, attempt: int = 0) -> FakeLink:
+        link = FakeLink(launch * module.INCARNATIONS_PER_LAUNCH + attempt, ends=False)
+        bench.links.put_nowait(link)
+        return link
+
+    await come(5)
+    assert await bench.next() == Connected(RUNNER, again=False)
+    await come(5, attempt=1)
+    assert await bench.next() == Connected(RUNNER, again=True)
+    await come(6)
+    assert [await bench.next(), await bench.next()] == [Replaced(RUNNER), Connected(RUNNER, again=False)]
+    old = await come(5, attempt=2)
+    async with asyncio.timeout(30):
+        while not old.closed:
+            await asyncio.sleep(0)
+    assert [type(message) for message in old.told] == [Shutdown] and peers.inbox.empty()
+    peers.end_external("done")
+    assert not peers.missing()
+
+
+async def test_a_survivor_keeps_the_number_of_its_launch(bench: Bench) -> None:
+    survivor = 7 * module.LAUNCHES_PER_EPOCH + 2
+    bench.peers.expect(PeerKind.RUNNER, survivor * module.INCARNATIONS_PER_LAUNCH, bench)  # type: ignore[arg-type]
+    await bench.connect(ends=False)
+    assert await bench.next() == Connected(RUNNER, again=False)
+    assert bench.peers.peers[RUNNER].number == survivor
+    assert bench.peers.peers[RUNNER].log.match("logs/attempt-7/runner-0.2.log")

@@ -209,7 +209,8 @@ class Run:
     def family(self) -> list[psutil.Process]:
         """All living descendants of the controller, and the services that outlived an earlier one with theirs."""
         assert self.process is not None
-        own = descendants(psutil.Process(self.process.pid)) if psutil.pid_exists(self.process.pid) else []
+        pid = self.process.pid
+        own = quietly(lambda: psutil.Process(pid).children(recursive=True)) or []
         for survivor in self.survivors():
             own += [process for process in (survivor, *descendants(survivor)) if process not in own]
         return own
@@ -218,7 +219,8 @@ class Run:
         """Gateway and runner that live, whoever started them."""
         found = sorted(self.root.glob("*/config.yaml"))
         records = [read_service(RunLayout(path.parent), kind) for path in found for kind in OUTLIVE]
-        return [psutil.Process(item.process.pid) for item in records if item and not item.process.gone()]
+        pids = [record.process.pid for record in records if record and not record.process.gone()]
+        return [found for pid in pids if (found := quietly(lambda pid=pid: psutil.Process(pid)))]  # type: ignore[misc]
 
     def processes(self, *words: str) -> list[psutil.Process]:
         """Living descendants with all these words on their command line, oldest first."""

@@ -51,9 +51,9 @@ def test_a_controller_resumed_within_the_grace_goes_on_with_the_same_attempts(st
     run = start(*REFERENCE, *BUSY)
     run.until("calls under way", lambda: len(open_calls(run)) >= 2)
     gateway, runner = run.service("gateway.process"), run.service("executions.runner")
-    mortal = [process for process in run.family() if "gyre_hpc.cells.leader" in process.cmdline()]
+    cells = run.processes("gyre_hpc.cells.leader")
     run.kill()
-    assert all_gone(mortal) == [] and lives(gateway) and lives(runner)
+    assert all_gone(cells) == [] and lives(gateway) and lives(runner)
     cut = {call.opened.call for call in open_calls(run)}
     run.resume().finish()
     assert cut and run.versions() == [1, 2] and len(run.entries(Resumed)) == 1

@@ -1,0 +1,95 @@
+"""The job of gateway and runner: waited for, submitted again, or the end of the run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gyre_hpc.config import RunConfig
+from gyre_hpc.controller import external as module
+from gyre_hpc.controller.external import ExternalServices
+from gyre_hpc.errors import PeerLost
+from gyre_hpc.launch.submit import Submission
+from gyre_hpc.layout import RunLayout
+
+
+class Away:
+    """Peers of which some are away."""
+
+    def __init__(self) -> None:
+        self.away: list[str] = ["gateway"]
+
+    def missing(self) -> list[str]:
+        return self.away
+
+
+class Bench:
+    """One watched job whose state the test sets."""
+
+    def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.layout, self.state, self.told = RunLayout(run), "RUNNING", list[str]()
+        self.asked = self.submitted = 0
+        self.layout.services.mkdir()
+        self.layout.service_job.write_text("7")
+        monkeypatch.setattr(module, "LOOK_S", 0.0)
+        monkeypatch.setattr(module, "job_state", self._state)
+        monkeypatch.setattr(module, "submit_services", self._submit)
+        self.config, self.peers = RunConfig(), Away()
+        self.services = ExternalServices(
+            self.config, self.layout, cast(Any, self.peers), lambda who, what: self.told.append(what)
+        )
+
+    def _state(self, job: str) -> str | None:
+        self.asked += 1
+        return self.state or None
+
+    def _submit(self, config: RunConfig, layout: RunLayout) -> Submission:
+        self.submitted += 1
+        return Submission("8", Path(), Path())
+
+    async def looks(self, times: int) -> None:
+        until = self.asked + times
+        async with asyncio.timeout(30):
+            while self.asked < until:
+                self.services.check()
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+async def test_nobody_asks_while_both_are_there(bench: Bench) -> None:
+    bench.peers.away = []
+    bench.services.check()
+    await asyncio.sleep(0)
+    assert bench.asked == 0
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", ""])
+async def test_a_job_that_has_not_ended_is_waited_for(bench: Bench, state: str) -> None:
+    bench.state = state
+    await bench.looks(3)
+    assert bench.submitted == 0 and not bench.told
+
+
+async def test_a_job_that_has_ended_is_submitted_again_and_said(bench: Bench) -> None:
+    bench.state = "CANCELLED"
+    await bench.looks(2)
+    assert bench.submitted >= 1
+    assert "the job of gateway and runner (7) is CANCELLED: submitted again as job 8" in bench.told[0]
+
+
+@pytest.mark.parametrize(("policy", "restarts"), [("end", 8), ("resubmit", 0)])
+async def test_the_run_ends_where_it_may_not_be_submitted_again(
+    bench: Bench, policy: str, restarts: int
+) -> None:
+    bench.state, bench.config.cluster.job.service_lost = "TIMEOUT", policy
+    bench.config.cluster.restarts = restarts
+    with pytest.raises(PeerLost, match=r"\(7\) is TIMEOUT"):
+        await bench.looks(3)
+    assert bench.submitted == 0
