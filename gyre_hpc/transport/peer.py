@@ -181,9 +181,7 @@ class Link:
 
     def abandon(self) -> None:
         """End the link at once, for the sender as well: `receive` returns None, what is queued is lost."""
-        sock: socket.socket = self._writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+        self._sender.break_off()
         self._writer.transport.abort()
 
     async def close(self) -> None:
@@ -218,6 +216,11 @@ class _Sender:
     def put(self, message: Message | list[bytes]) -> None:
         """A message, or framed envelopes that the channel did not bring to the other side."""
         self._queue.put(message)
+
+    def break_off(self) -> None:
+        """End the connection for both directions."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def finish(self, timeout_s: float) -> None:
         """Let queued messages leave, then half-close the socket."""

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from gyre_hpc.config import GatewayConfig
-from gyre_hpc.engines.client import Chunk, EngineUnreachable
+from gyre_hpc.engines.client import Chunk, EngineAbsent, EngineUnreachable
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
@@ -52,6 +52,8 @@ class ScriptedEngine:
     die_after: int | None = None
     pause_after: int | None = None
     cached: int = 0
+    absent: bool = False
+    """Its process has ended: nobody listens."""
     requests: list[tuple[str, list[int], int, str]] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
     go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,6 +67,8 @@ class ScriptedEngine:
         kv_key: str,
         stop_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[Chunk]:
+        if self.absent:
+            raise EngineAbsent("connection refused")
         self.requests.append((rid, input_ids.ids(), max_new_tokens, kv_key))
         rest = self.script.rest(input_ids.ids())
         complete = len(rest) <= max_new_tokens

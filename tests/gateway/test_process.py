@@ -30,6 +30,7 @@ from gyre_hpc.transport.messages import (
     GatewayStatus,
     Goodbye,
     HeldBack,
+    Holding,
     Message,
     OpenExecution,
     Route,
@@ -235,3 +236,40 @@ async def test_a_worker_whose_parent_died_before_it_could_look_ends_at_once(tmp_
     )
     async with asyncio.timeout(PATIENCE_S):
         assert await process.wait() == -signal.SIGKILL
+
+
+async def test_a_gateway_goes_over_to_the_next_controller_with_all_it_holds(
+    run: tuple[RunLayout, LinkServer], rendering: Rendering
+) -> None:
+    """The first controller is not even dead: the run folder names another one."""
+    layout, first_server = run
+    engine = HttpEngine(rendering.tokenizer.encode("an answer<|im_end|>"))
+    runner, engine_url = await engine.serve()
+    command = [sys.executable, "-m", "gyre_hpc.gateway.process", "--run", str(layout.root)]
+    process = await asyncio.create_subprocess_exec(*command, "--incarnation", "1000")
+    async with asyncio.timeout(3 * PATIENCE_S):
+        link = await first_server.accept()
+        assert (await message(link, Holding)).attempts == ()
+        order(link, engine_url)
+        await ask(link.hello.address)
+        link.send(OpenExecution(ExecutionId(4), 2, "other", False))
+        link.send(CloseExecution(ExecutionId(4), 2))
+        await message(link, ExecutionSealed)
+        second_server = LinkServer(read_secret(layout), 2, "127.0.0.1")
+        write_rendezvous(layout, *await second_server.start(), 2)
+        second = await second_server.accept()
+        assert second.hello.pid == link.hello.pid and second.hello.address == link.hello.address
+        first_word = await second.receive()
+        assert isinstance(first_word, Holding) and set(first_word.attempts) == {(3, 1), (4, 2)}
+        waiting = asyncio.create_task(ask(link.hello.address))
+        assert (await message(second, HeldBack)).execution == 3, "the routes of before are void"
+        second.send(Route(CellId(0), engine_url, 2, Version(5), Serial(1)))
+        assert (await waiting)["choices"][0]["message"]["content"] == "an answer"
+        for execution, attempt, calls in ((3, 1, 2), (4, 2, 0)):
+            second.send(CloseExecution(ExecutionId(execution), attempt))
+            sealed = await message(second, ExecutionSealed)
+            assert (sealed.execution, sealed.calls, sealed.incomplete) == (execution, calls, False)
+        second.send(Shutdown("test"))
+        assert await process.wait() == 0
+        await second_server.close()
+    await runner.cleanup()

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.gateway.sampling import BARREN_MOVES
 from gyre_hpc.records import CellId, Delivery, FinishReason, Version
 
 from .fakes import RunningGateway, ScriptedEngine
@@ -195,3 +196,30 @@ async def test_an_abort_nobody_asked_for_is_a_fault_and_never_reaches_the_harnes
     gateway.engine(1)
     answer = await gateway.chat(ASK)
     assert answer["choices"][0]["finish_reason"] == "stop" and len(gateway.faults) == 1
+
+
+async def test_a_call_outlives_the_end_of_any_number_of_cells_at_once(gateway: RunningGateway) -> None:
+    """As when their controller dies: they are gone before the call comes, and it waits for the next controller's."""
+    gateway.script.answers = [ANSWER]
+    for cell in range(2 * BARREN_MOVES):
+        gateway.engine(cell, absent=True)
+    asking = asyncio.create_task(gateway.chat(ASK))
+    while len(gateway.faults) < 2 * BARREN_MOVES:
+        await asyncio.sleep(0.002)
+    gateway.engine(0, version=1)
+    assert (await asking)["choices"][0]["message"]["content"] == ANSWER.removesuffix("<|im_end|>")
+    (record,) = await gateway.records()
+    assert record.output_ids.tolist() == expected(gateway)
+
+
+async def test_no_call_stays_on_a_cell_of_an_earlier_controller(gateway: RunningGateway) -> None:
+    gateway.script.answers = [ANSWER]
+    first = gateway.engine(0, pause_after=3)
+    asking = asyncio.create_task(gateway.chat(ASK))
+    await first.waiting.wait()
+    gateway.app.router.forget_routes()
+    gateway.engine(1, version=2)
+    assert (await asking)["choices"][0]["message"]["content"] == ANSWER.removesuffix("<|im_end|>")
+    (record,) = await gateway.records()
+    assert record.versions.tolist() == [0] * 3 + [2] * (len(expected(gateway)) - 3)
+    assert gateway.faults == []
