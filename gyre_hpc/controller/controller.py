@@ -274,7 +274,7 @@ class Controller:
 
     def _gateway_url(self) -> str:
         """ "" while the gateway, or an external runner, is away: launches wait for both."""
-        away = self.external is not None and self.peers.missing()
+        away = self.external is not None and not self.peers.all_here()
         return "" if away else self.peers.address(PeerKind.GATEWAY)
 
     def _begin(self, holdings: Holdings = resume.NOTHING) -> None:

@@ -228,6 +228,10 @@ class Peers:
             if peer.external and peer.link is not None:
                 peer.link.send(Shutdown(reason))
 
+    def all_here(self) -> bool:
+        """Whether every external peer has a link."""
+        return all(peer.link is not None for peer in self.peers.values() if peer.external)
+
     def missing(self) -> list[Peer]:
         """External peers without a link, or whose link is silent."""
         return [peer for peer in self.peers.values() if peer.external and (peer.link is None or peer.suspect)]
