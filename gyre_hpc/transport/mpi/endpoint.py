@@ -33,7 +33,8 @@ def serve(args: argparse.Namespace) -> None:
     try:
         from gyre_hpc.transport.mpi import library
     except (ImportError, RuntimeError) as error:
-        host.send(Unfit(f"mpi4py finds no MPI library ({error}); pip install 'gyre_hpc[mpi]'"))
+        why = " ".join(str(error).split())
+        host.send(Unfit(f"mpi4py finds no MPI library ({why}); pip install 'gyre_hpc[mpi]'"))
         return
     found = library.name()
     reason = library.unfit_library(found, args.plugin, os.environ)
