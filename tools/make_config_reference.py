@@ -14,7 +14,7 @@ def page() -> str:
     """The whole page."""
     rows = "\n".join(f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in reference())
     return (
-        "# Configuration reference\n\nGenerated from `gyre_hpc/config.py` by `tools/make_config_reference.py`. Defaults are the"
+        "# Configuration reference\n\nGenerated from `gyre_hpc/config*.py` by `tools/make_config_reference.py`. Defaults are the"
         " schema's; a choice of a group or an experiment may set another value.\n\n"
         f"| key | default | meaning |\n|---|---|---|\n{rows}\n"
     )

@@ -19,7 +19,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.config_service import StepConfig
 from gyre_hpc.controller.nodes import Nodes
 from gyre_hpc.errors import NoRoom

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gyre_hpc.config import ClusterConfig, RunConfig, load_run_config
+from gyre_hpc.config import RunConfig, load_run_config
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.scratch import process_scratch

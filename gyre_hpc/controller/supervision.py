@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.nodes import RETRY_S
 from gyre_hpc.controller.peers import NOT_STARTED, Peer, PeerId, Peers
 from gyre_hpc.errors import (

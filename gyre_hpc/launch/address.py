@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.commands import query
 from gyre_hpc.layout import RunLayout

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gyre_hpc.config import CellConfig, ClusterConfig
+from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError, NoRoom
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.gres import gres_counts, held

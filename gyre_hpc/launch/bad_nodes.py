@@ -16,7 +16,8 @@ from typing import Final
 
 import msgspec
 
-from gyre_hpc.config import ClusterConfig, load_run_config
+from gyre_hpc.config import load_run_config
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.node_states import USABLE, node_states

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch import scratch
 from gyre_hpc.launch.local import LocalLauncher

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.config import ClusterConfig, RunConfig
+from gyre_hpc.config import RunConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch.request import JobRequest, request_for_cells
 from gyre_hpc.launch.script import Names, render

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gyre_hpc.config import CellConfig, ClusterConfig
+from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch.gres import times
 from gyre_hpc.launch.placement import megabytes

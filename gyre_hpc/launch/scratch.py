@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.config import ClusterConfig, load_run_config
+from gyre_hpc.config import load_run_config
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError, StorageFull
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.region_files import remove_leftovers

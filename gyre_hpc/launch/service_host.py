@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.owner import acquire
 from gyre_hpc.controller.peers import INCARNATIONS_PER_LAUNCH, LAUNCHES_PER_EPOCH, MODULES, OUTLIVE
 from gyre_hpc.errors import PeerLost

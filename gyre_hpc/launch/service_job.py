@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.config import ClusterConfig, RunConfig
+from gyre_hpc.config import RunConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.launch.job_state import ENDED, job_state
 from gyre_hpc.launch.placement import megabytes
 from gyre_hpc.launch.request import EXTERNAL, Component, JobRequest

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, MissingInput, PeerLost
 from gyre_hpc.launch.allocation import (
     Allocation,

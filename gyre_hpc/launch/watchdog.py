@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.owner import Owner, owner_path, read_owner
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.bad_nodes import BadNodes, keep_bad_nodes_from

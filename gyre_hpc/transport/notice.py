@@ -12,7 +12,7 @@ import logging
 import signal
 from collections.abc import Callable
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.transport.messages import AskedToEnd
 from gyre_hpc.transport.peer import Link
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncIterator
 from typing import Final
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import Link

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.nodes import LOOK_S, Nodes
 from gyre_hpc.launch.bad_nodes import BadNodes
 from gyre_hpc.layout import RunLayout

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller import peers as module
 from gyre_hpc.controller.peers import Connected, Exited, Peers, Replaced, Said
 from gyre_hpc.transport.messages import Goodbye, Hello, Message, PeerKind, Shutdown

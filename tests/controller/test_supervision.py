@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.nodes import RETRY_S
 from gyre_hpc.controller.peers import NOT_STARTED, Peer
 from gyre_hpc.controller.supervision import Supervision

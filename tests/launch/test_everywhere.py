@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.launch import slurm
 from gyre_hpc.launch.allocation import Allocation
 from gyre_hpc.launch.placement import Node

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.local import LocalLauncher

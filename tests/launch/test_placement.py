@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, NoRoom
 from gyre_hpc.launch.allocation import with_room_kept
 from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place, place_beside

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import CellConfig, ClusterConfig, RunConfig
+from gyre_hpc.config import RunConfig
+from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.hydra_app import compose

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.cli import main
-from gyre_hpc.config import ClusterConfig, RunConfig
+from gyre_hpc.config import RunConfig
 from gyre_hpc.config_checks import validate
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch.request import request_for
 from gyre_hpc.launch.service_job import request_for_services

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gyre_hpc.config import CellConfig, ClusterConfig
+from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.config_service import ServiceConfig, StepConfig
 from gyre_hpc.errors import ConfigError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.launch.allocation import Allocation
 from gyre_hpc.launch.placement import Node
 from gyre_hpc.launch.plan import ProcessSpec

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.config import ClusterConfig, ModelConfig, RunConfig, save_run_config
+from gyre_hpc.config import ModelConfig, RunConfig, save_run_config
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller import peers
 from gyre_hpc.controller.owner import acquire
 from gyre_hpc.launch import bad_nodes, watchdog

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_hpc.config import ClusterConfig, RunConfig, TransportConfig
+from gyre_hpc.config import RunConfig, TransportConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.channels import ABOUT_CHANNELS, Channels
 from gyre_hpc.controller.peers import Peer
 from gyre_hpc.launch.allocation import read_allocation

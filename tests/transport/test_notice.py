@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import Link, LinkServer, write_rendezvous, write_secret
 from gyre_hpc.transport.messages import AskedToEnd, Hello, PeerKind, Shutdown
