@@ -14,9 +14,9 @@ from typing import Final
 from rich.console import Console
 
 from gyre_hpc.config import RunConfig, load_run_config
-from gyre_hpc.controller.owner import why_alive
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.launch import profiles
+from gyre_hpc.launch.owner import why_alive
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)

@@ -191,7 +191,7 @@ def controller(arguments: list[str], train: Train) -> None:
 
 def _restarted(config: RunConfig) -> RunConfig:
     """Of a job that Slurm has started again, the run it began: its script names no run (slurm/train.sbatch)."""
-    from gyre_hpc.controller.owner import run_of_job
+    from gyre_hpc.launch.owner import run_of_job
 
     job = os.environ.get("SLURM_JOB_ID", "")
     if config.resume or int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0:

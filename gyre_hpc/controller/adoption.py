@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.peers import OUTLIVE, Exited, Inbound, Peers, Said
+from gyre_hpc.controller.inbound import Exited, Inbound, Said
+from gyre_hpc.controller.peers import Peers
+from gyre_hpc.launch.incarnations import OUTLIVE
 from gyre_hpc.launch.services import read_service
 from gyre_hpc.launch.survivor import SurvivingProcess
 from gyre_hpc.layout import RunLayout

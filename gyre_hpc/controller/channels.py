@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.peers import PeerId, Peers
+from gyre_hpc.controller.inbound import PeerId
+from gyre_hpc.controller.peers import Peers
 from gyre_hpc.errors import GyreError, ProtocolViolation
 from gyre_hpc.launch.plan import CONTROLLER, ProcessHandle, ProcessSpec
 from gyre_hpc.layout import RunLayout

@@ -1,11 +1,9 @@
 """The controller's peers as processes and links: start, watch, fence, restart.
 
-Each peer (kind, index) is one process at a time. Launch n of epoch e gives it the incarnations from (e*10^6 + n)*1000 on:
-a peer that restarts its own worker (the gateway) adds to it, a relaunch by us adds 1000, a resumed run starts higher still,
-so a late message of a dead process is always older and no two processes of a run share an incarnation. Gateway and runner may
-be survivors of an earlier epoch (`expect`): they keep the number of their launch. Of each kind one number is welcome at a
-time; who comes with another one is told to end. A peer is SUSPECT after `suspect_after_s` without a heartbeat and LOST
-after `lost_after_s` more, or at once when its process has exited.
+Each peer (kind, index) is one process at a time, its incarnations numbered as `launch/incarnations.py` says. Gateway and
+runner may be survivors of an earlier epoch (`expect`): they keep the number of their launch. Of each kind one number is
+welcome at a time; who comes with another one is told to end. A peer is SUSPECT after `suspect_after_s` without a heartbeat
+and LOST after `lost_after_s` more, or at once when its process has exited.
 Everything a peer does reaches the controller as one `Inbound` on one queue, so its core is a plain loop without locks.
 """
 
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -21,9 +18,22 @@ from pathlib import Path
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.config_service import StepConfig
+from gyre_hpc.controller.inbound import (
+    NOT_STARTED,
+    Connected,
+    Exited,
+    HostSaid,
+    Inbound,
+    PeerId,
+    Replaced,
+    Said,
+    Suspected,
+    Told,
+)
 from gyre_hpc.controller.nodes import Nodes
 from gyre_hpc.errors import NoRoom
 from gyre_hpc.launch.bad_nodes import BadNodes
+from gyre_hpc.launch.incarnations import LAUNCHES_PER_EPOCH, OUTLIVE, command, launch_number, number_of
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec, SiteLauncher
 from gyre_hpc.launch.remote import RemoteLauncher
 from gyre_hpc.layout import RunLayout
@@ -31,20 +41,8 @@ from gyre_hpc.transport.links import LinkServer, PeerLink
 from gyre_hpc.transport.messages import Message, PeerKind, ProcessEnded, Shutdown
 
 log = logging.getLogger(__name__)
-INCARNATIONS_PER_LAUNCH = 1000
-LAUNCHES_PER_EPOCH = 1_000_000
 READ_OUT_S = 5.0
 """Longest wait for the end of a dead process's link: its socket may live on in a child, or its host be gone."""
-
-MODULES = {
-    PeerKind.CELL: "gyre_hpc.cells.leader",
-    PeerKind.GATEWAY: "gyre_hpc.gateway.process",
-    PeerKind.RUNNER: "gyre_hpc.executions.runner",
-    PeerKind.PROCESSOR: "gyre_hpc.controller.processor",
-}
-OUTLIVE = (PeerKind.GATEWAY, PeerKind.RUNNER)
-"""Kinds that go on without their controller for a while."""
-PeerId = tuple[PeerKind, int]
 
 
 @dataclass
@@ -91,67 +89,6 @@ class Peer:
         return f" on {','.join(self.nodes)}" if self.nodes else ""
 
 
-@dataclass(frozen=True)
-class Said:
-    """A message of the peer's current incarnation."""
-
-    peer: PeerId
-    message: Message
-
-
-@dataclass(frozen=True)
-class Connected:
-    """A hello was accepted. `again`: the same launch with a new incarnation (its worker restarted)."""
-
-    peer: PeerId
-    again: bool
-
-
-@dataclass(frozen=True)
-class Exited:
-    """The process of launch `launch` ended."""
-
-    peer: PeerId
-    launch: int
-    code: int
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Another process has come in the place of an external one; `Connected` follows."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class Suspected:
-    """No heartbeat for `suspect_after_s`, or one again after that (`recovered`)."""
-
-    peer: PeerId
-    recovered: bool
-
-
-@dataclass(frozen=True)
-class HostSaid:
-    """A message of a cell host; None: its link has ended."""
-
-    link: PeerLink
-    message: Message | None
-
-
-@dataclass(frozen=True)
-class Told:
-    """Something about `who` that is for a person only."""
-
-    who: str
-    what: str
-
-
-Inbound = Said | Connected | Exited | Replaced | Suspected | HostSaid | Told
-NOT_STARTED = -1000
-"""In place of an exit code: no node had room for the process."""
-
-
 class Peers:
     """All peers of one controller."""
 
@@ -186,7 +123,7 @@ class Peers:
         """
         peer = self.peers.setdefault((kind, index), Peer(kind, index, launcher=launcher))
         peer.launches += 1
-        peer.number = self._epoch * LAUNCHES_PER_EPOCH + peer.launches
+        peer.number = launch_number(self._epoch, peer.launches)
         peer.link, peer.reader, peer.suspect, peer.lost = None, None, False, False
         peer.dead, peer.met = False, False
         peer.launched_at = time.monotonic()
@@ -210,7 +147,7 @@ class Peers:
 
     def expect(self, kind: PeerKind, incarnation: int, handle: ProcessHandle) -> None:
         """A process of an earlier epoch lives: its links are welcome, it is watched and ended like one of ours."""
-        number = incarnation // INCARNATIONS_PER_LAUNCH
+        number = number_of(incarnation)
         peer = self.peers[kind, 0] = Peer(kind, 0, number=number, handle=handle, launched_at=time.monotonic())
         epoch, launches = divmod(number, LAUNCHES_PER_EPOCH)
         peer.log = self._log(peer, epoch, launches)
@@ -249,9 +186,7 @@ class Peers:
         return self._layout.logs(epoch) / f"{peer.name}{suffix}.log"
 
     def _spec(self, peer: Peer) -> ProcessSpec:
-        incarnation = peer.number * INCARNATIONS_PER_LAUNCH
-        argv = [sys.executable, "-m", MODULES[peer.kind], "--run", str(self._layout.root)]
-        argv += ["--incarnation", str(incarnation)]
+        argv = command(peer.kind, self._layout.root, peer.number)
         peer.log = path = self._log(peer, self._epoch, peer.launches)
         if peer.kind is not PeerKind.CELL:
             size: StepConfig = getattr(self._cluster.service, peer.kind)
@@ -407,7 +342,7 @@ class Peers:
 
     def _adopt(self, link: PeerLink) -> None:
         peer = self.peers.get((link.hello.kind, link.hello.index))
-        number = link.incarnation // INCARNATIONS_PER_LAUNCH
+        number = number_of(link.incarnation)
         if peer is not None and peer.external and number > peer.number:
             self._replace_external(peer, number)
         if peer is None or peer.dead or number != peer.number:

@@ -20,19 +20,19 @@ from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.executions import ExecutionTable
 from gyre_hpc.controller.guests import Guests
-from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import (
+from gyre_hpc.controller.inbound import (
     Connected,
     Exited,
     HostSaid,
     Inbound,
     PeerId,
-    Peers,
     Replaced,
     Said,
     Suspected,
     Told,
 )
+from gyre_hpc.controller.observer import Observer
+from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.steps import Steps

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_hpc.config_cluster import ClusterConfig
+from gyre_hpc.controller.inbound import NOT_STARTED, PeerId
 from gyre_hpc.controller.nodes import RETRY_S
-from gyre_hpc.controller.peers import NOT_STARTED, Peer, PeerId, Peers
+from gyre_hpc.controller.peers import Peer, Peers
 from gyre_hpc.errors import (
     CorruptRecord,
     GyreError,

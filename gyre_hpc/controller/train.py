@@ -19,7 +19,6 @@ from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.freeze import freeze_code
 from gyre_hpc.controller.history import History, read_history
 from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.owner import acquire, release
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.errors import GyreError, Interrupted, MissingInput
@@ -27,6 +26,7 @@ from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.choice import make_launcher, started_again, tidy_nodes
+from gyre_hpc.launch.owner import acquire, release
 from gyre_hpc.launch.transport_choice import check_transport, choose_transport
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter

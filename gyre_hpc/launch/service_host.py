@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.owner import acquire
-from gyre_hpc.controller.peers import INCARNATIONS_PER_LAUNCH, LAUNCHES_PER_EPOCH, MODULES, OUTLIVE
 from gyre_hpc.errors import PeerLost
+from gyre_hpc.launch.incarnations import OUTLIVE, command, launch_number
+from gyre_hpc.launch.owner import acquire
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.messages import PeerKind
@@ -77,9 +76,7 @@ class ServiceHost:
 
     async def _start(self, kind: PeerKind) -> None:
         self._launches += 1
-        number = self.epoch * LAUNCHES_PER_EPOCH + self._launches
-        words = ["--run", str(self.layout.root), "--incarnation", str(number * INCARNATIONS_PER_LAUNCH)]
-        argv = [sys.executable, "-m", MODULES[kind], *words]
+        argv = command(kind, self.layout.root, launch_number(self.epoch, self._launches))
         self._running[kind] = await self.launcher.start(
             ProcessSpec(name=f"{kind}-0", argv=argv, log=self._log(kind))
         )

@@ -21,16 +21,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.owner import Owner, owner_path, read_owner
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.bad_nodes import BadNodes, keep_bad_nodes_from
 from gyre_hpc.launch.commands import hostnames, query
+from gyre_hpc.launch.owner import Owner, owner_path, read_owner
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
 
 log = logging.getLogger(__name__)
 LOOK_S: Final = 5.0
-INCARNATIONS_PER_EPOCH: Final = 1_000_000_000
 ALIVE: Final = frozenset({"RUNNING", "SUSPENDED"})
 
 
@@ -73,7 +72,7 @@ def judge(job: JobNow | None, restarts: int, *, over: bool, superseded: bool) ->
 def outlive(layout: RunLayout, cluster: ClusterConfig, epoch: int, *, waited_s: float = 0.0) -> None:
     """Return when the job is freed or nobody's to free; at once outside Slurm.
 
-    `epoch` is the lost controller's (see `epoch_of`), `waited_s` what of the grace is over. To be called from the main
+    `epoch` is the lost controller's (`incarnations.epoch_of`), `waited_s` what of the grace is over. To be called from the main
     thread, without an event loop. SIGTERM and SIGINT end it.
     """
     owner = _owner(layout, epoch) if cluster.kind == "slurm" else None
@@ -100,11 +99,6 @@ def outlive(layout: RunLayout, cluster: ClusterConfig, epoch: int, *, waited_s: 
             free(owner.job, layout, requeue=cluster.job.requeue)
         if verdict is not Verdict.WAIT:
             return
-
-
-def epoch_of(incarnation: int) -> int:
-    """The epoch of the controller that launched this incarnation (`controller.peers`)."""
-    return incarnation // INCARNATIONS_PER_EPOCH
 
 
 def free(job: str, layout: RunLayout, *, requeue: bool) -> None:

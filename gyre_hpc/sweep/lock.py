@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from gyre_hpc.controller.owner import Owner, current_owner, process_gone
 from gyre_hpc.errors import RunOwned
+from gyre_hpc.launch.owner import Owner, current_owner, process_gone
 
 FILE_NAME: Final = "lock"
 

@@ -11,7 +11,9 @@ import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller import peers as module
-from gyre_hpc.controller.peers import Connected, Exited, Peers, Replaced, Said
+from gyre_hpc.controller.inbound import Connected, Exited, Replaced, Said
+from gyre_hpc.controller.peers import Peers
+from gyre_hpc.launch.incarnations import INCARNATIONS_PER_LAUNCH, launch_number
 from gyre_hpc.transport.messages import Goodbye, Hello, Message, PeerKind, Shutdown
 
 RUNNER = (PeerKind.RUNNER, 0)
@@ -69,7 +71,7 @@ class Bench:
 
     async def connect(self, *messages: Goodbye, ends: bool) -> FakeLink:
         peer = self.peers.peers[RUNNER]
-        link = FakeLink(peer.number * module.INCARNATIONS_PER_LAUNCH, *messages, ends=ends)
+        link = FakeLink(peer.number * INCARNATIONS_PER_LAUNCH, *messages, ends=ends)
         self.links.put_nowait(link)
         return link
 
@@ -125,7 +127,7 @@ async def test_of_external_services_the_newest_process_has_the_place(bench: Benc
     peers.expect_external(PeerKind.RUNNER)
 
     async def come(launch: int, attempt: int = 0) -> FakeLink:
-        link = FakeLink(launch * module.INCARNATIONS_PER_LAUNCH + attempt, ends=False)
+        link = FakeLink(launch * INCARNATIONS_PER_LAUNCH + attempt, ends=False)
         bench.links.put_nowait(link)
         return link
 
@@ -145,8 +147,8 @@ async def test_of_external_services_the_newest_process_has_the_place(bench: Benc
 
 
 async def test_a_survivor_keeps_the_number_of_its_launch(bench: Bench) -> None:
-    survivor = 7 * module.LAUNCHES_PER_EPOCH + 2
-    bench.peers.expect(PeerKind.RUNNER, survivor * module.INCARNATIONS_PER_LAUNCH, bench)  # type: ignore[arg-type]
+    survivor = launch_number(7, 2)
+    bench.peers.expect(PeerKind.RUNNER, survivor * INCARNATIONS_PER_LAUNCH, bench)  # type: ignore[arg-type]
     await bench.connect(ends=False)
     assert await bench.next() == Connected(RUNNER, again=False)
     assert bench.peers.peers[RUNNER].number == survivor

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
+from gyre_hpc.controller.inbound import NOT_STARTED
 from gyre_hpc.controller.nodes import RETRY_S
-from gyre_hpc.controller.peers import NOT_STARTED, Peer
+from gyre_hpc.controller.peers import Peer
 from gyre_hpc.controller.supervision import Supervision
 from gyre_hpc.errors import NodeUnfit, NoRoom, PeerLost
 from gyre_hpc.transport.messages import PeerKind

@@ -17,8 +17,9 @@ from rich.console import Console
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.controller import Controller, RunContext
 from gyre_hpc.controller.history import read_history
+from gyre_hpc.controller.inbound import Connected, Exited, Inbound, PeerId, Said
 from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.peers import Connected, Exited, Inbound, Peer, PeerId, Said
+from gyre_hpc.controller.peers import Peer
 from gyre_hpc.controller.progress import Progress
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.layout import RunLayout

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from gyre_hpc.config import ModelConfig, RunConfig, save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller import peers
-from gyre_hpc.controller.owner import acquire
 from gyre_hpc.launch import bad_nodes, watchdog
-from gyre_hpc.launch.watchdog import ALIVE, JobNow, Verdict, epoch_of, judge, outlive
+from gyre_hpc.launch.owner import acquire
+from gyre_hpc.launch.watchdog import ALIVE, JobNow, Verdict, judge, outlive
 from gyre_hpc.layout import RunLayout
 
 hosts = st.sampled_from(["n0", "n1", "n2", "n/a"])
@@ -48,12 +47,6 @@ def test_a_job_is_freed_only_when_slurm_itself_has_lost_its_batch_host(
     assert (verdict is Verdict.LEAVE) >= superseded
     if job is None and not superseded:
         assert verdict is Verdict.WAIT, "what Slurm does not say is no end"
-
-
-def test_an_incarnation_tells_the_epoch_of_its_controller() -> None:
-    per_epoch = peers.INCARNATIONS_PER_LAUNCH * peers.LAUNCHES_PER_EPOCH
-    assert per_epoch == watchdog.INCARNATIONS_PER_EPOCH
-    assert epoch_of(3 * per_epoch + 17 * peers.INCARNATIONS_PER_LAUNCH + 5) == 3
 
 
 class Site:

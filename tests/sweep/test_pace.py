@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre_hpc.controller.owner import current_owner
 from gyre_hpc.errors import RunOwned
+from gyre_hpc.launch.owner import current_owner
 from gyre_hpc.sweep.lock import FILE_NAME, held
 from gyre_hpc.sweep.manifest import Manifest
 from gyre_hpc.sweep.pace import TOO_MANY, Pace, wait_for_all

@@ -13,10 +13,9 @@ import socket
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from gyre_hpc.errors import CorruptRecord, RunOwned
-from gyre_hpc.launch.identity import ProcessIdentity, boot_id
+from gyre_hpc.launch.identity import ProcessIdentity
 from gyre_hpc.launch.job_state import ENDED, job_state
 
 RELEASED = "released"
@@ -37,14 +36,15 @@ class Owner(msgspec.Struct, frozen=True):
 
 def current_owner(epoch: int) -> Owner:
     """This process as an owner of `epoch`."""
+    me = ProcessIdentity.own()
     return Owner(
         epoch=epoch,
         job=os.environ.get("SLURM_JOB_ID", ""),
         restart_count=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-        host=socket.gethostname(),
-        boot_id=boot_id(),
-        pid=os.getpid(),
-        process_start=psutil.Process().create_time(),
+        host=me.host,
+        boot_id=me.boot_id,
+        pid=me.pid,
+        process_start=me.process_start,
     )
 
 

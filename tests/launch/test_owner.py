@@ -11,7 +11,8 @@ import msgspec
 import psutil
 import pytest
 
-from gyre_hpc.controller.owner import (
+from gyre_hpc.errors import CorruptRecord, RunOwned
+from gyre_hpc.launch.owner import (
     Owner,
     acquire,
     current_owner,
@@ -20,7 +21,6 @@ from gyre_hpc.controller.owner import (
     release,
     run_of_job,
 )
-from gyre_hpc.errors import CorruptRecord, RunOwned
 
 
 def own_as(run: Path, **changes: object) -> None:
