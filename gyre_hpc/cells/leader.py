@@ -23,7 +23,7 @@ from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.health import check_node
 from gyre_hpc.launch.scratch import process_scratch
-from gyre_hpc.launch.watchdog import outlive
+from gyre_hpc.launch.watchdog import outlive, outlive_host
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.backends import region_server
@@ -180,6 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rollout-only", action="store_true", help="make no trainer: it will never be asked for"
     )
+    parser.add_argument("--guest", action="store_true", help="a cell host started it, not the controller")
     args = parser.parse_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -193,7 +194,8 @@ def main(argv: list[str] | None = None) -> int:
                 lead(layout, CellId(args.cell), args.incarnation, trains=not args.rollout_only)
             )
     except Orphaned as orphaned:
-        outlive(layout, load_run_config(layout.root).cluster, orphaned.epoch)
+        watch = outlive_host if args.guest else outlive
+        watch(layout, load_run_config(layout.root).cluster, orphaned.epoch)
         return orphaned.exit_code
     except GyreError as error:
         log.critical("%s", error)

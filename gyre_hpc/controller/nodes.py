@@ -94,9 +94,17 @@ class Nodes:
     def _learn(self, usable: frozenset[str] | None) -> None:
         if usable is None:
             return
+        if self.usable is None:
+            self._name_the_inherited(usable)
         for node in sorted((self.usable or frozenset()) - usable):
             self._named(self.bad.lost(node, "Slurm took it out of the job or calls it down"))
         self.usable = usable
+
+    def _name_the_inherited(self, usable: Collection[str]) -> None:
+        """A job that Slurm has started again may have nodes that were bad before."""
+        for bad in self.bad.inherited:
+            if bad.node in usable:
+                self.tell(f"node {bad.node}", f"given to this run again though bad, taken last: {bad.why}")
 
     def _named(self, bad: BadNode | None) -> None:
         if bad is not None:

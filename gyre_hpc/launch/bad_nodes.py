@@ -61,6 +61,8 @@ class BadNodes:
         self._layout, self._cluster, self._clock = layout, cluster, clock
         self._deaths: dict[str, deque[float]] = {}
         self._bad = {bad.node: bad for bad in read_bad_nodes(layout, clock())}
+        self.inherited = tuple(self._bad.values())
+        """Those that an earlier controller, or what outlived it, has named."""
 
     @property
     def names(self) -> frozenset[str]:

@@ -160,7 +160,7 @@ class CellHost:
     async def _start(self, link: Link, message: StartProcess) -> None:
         try:
             spec = here(message, self.layout)
-            words = ["--rollout-only"] * self.offer.rollout_only
+            words = ["--guest", *["--rollout-only"] * self.offer.rollout_only]
             handle = await self.launcher.start(replace(spec, argv=[*spec.argv, *words]))
         except GyreError as error:
             log.error("%s: %s", message.name, error)

@@ -4,8 +4,11 @@ Every process of a run that has lost its controller for good calls `outlive` whe
 returns: after `cluster.orphan_grace_s` it hands the job back (`scontrol requeue`, where cluster.job.requeue, else scancel).
 That happens once Slurm itself has cut the batch host out of the job (after its SlurmdTimeout), and never when a newer
 controller owns the run, when the run is done, or when the job has ended or was restarted since: a broken link alone proves
-nothing. Several processes may do it at the same time. Outside Slurm, in another job than the controller's (a guest), or
-where Slurm's commands are absent (a container) nobody is freed.
+nothing. Several processes may do it at the same time. Outside Slurm, in another job than the controller's, or where Slurm's
+commands are absent (a container) nobody is freed.
+
+A guest's cell that has lost its link calls `outlive_host`: the same for its own job, whose batch process is the cell host.
+There the run's controller says nothing about the job, and whether it is requeued is what it was submitted with.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +27,7 @@ from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.bad_nodes import BadNodes, keep_bad_nodes_from
 from gyre_hpc.launch.commands import hostnames, query
+from gyre_hpc.launch.lifetime import ask_job
 from gyre_hpc.launch.owner import Owner, owner_path, read_owner
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
@@ -83,42 +87,78 @@ def outlive(layout: RunLayout, cluster: ClusterConfig, epoch: int, *, waited_s: 
         return
     _logged_beside(layout, epoch)
     log.warning("the controller in job %s is gone; waiting for another, or for Slurm to lose it", owner.job)
+    lost = _watch(
+        owner.job,
+        cluster.orphan_grace_s,
+        owner.restart_count,
+        waited_s=waited_s,
+        superseded=lambda: _superseded(layout, epoch),
+    )
+    if lost is not None:
+        BadNodes(layout, cluster).lost(lost.batch_host, f"the batch host of job {owner.job}")
+        requeued = free(owner.job, requeue=cluster.job.requeue, fix=f"gyre submit resume={layout.root}")
+        if requeued:
+            keep_bad_nodes_from(owner.job, layout)
+
+
+def outlive_host(layout: RunLayout, cluster: ClusterConfig, epoch: int) -> None:
+    """Return when the guests' job this cell is a step of is freed or not to be freed; at once outside Slurm."""
+    mine = os.environ.get("SLURM_JOB_ID", "")
+    if cluster.kind != "slurm" or not mine:
+        return
+    _logged_beside(layout, epoch)
+    log.warning("the link is gone; waiting for the cell host of job %s, or for Slurm to lose it", mine)
+    lost = _watch(mine, cluster.orphan_grace_s)
+    if lost is not None:
+        BadNodes(layout, cluster).lost(lost.batch_host, f"the batch host of job {mine}")
+        asked = ask_job(mine)
+        free(mine, requeue=asked is not None and asked.requeue, fix=f"gyre cells add {layout.root}")
+
+
+def _watch(
+    id: str,
+    grace_s: float,
+    restarts: int | None = None,
+    *,
+    waited_s: float = 0.0,
+    superseded: Callable[[], bool] = lambda: False,
+) -> JobNow | None:
+    """Look until there is a verdict; the job if it is to be freed. `restarts` None: those of the first look."""
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     began, said = time.monotonic() - waited_s, ""
     while not ending.wait(LOOK_S):
-        over = time.monotonic() - began >= cluster.orphan_grace_s
-        job = job_now(owner.job) if over else None
-        verdict, why = judge(job, owner.restart_count, over=over, superseded=_superseded(layout, epoch))
+        over = time.monotonic() - began >= grace_s
+        job = job_now(id) if over else None
+        restarts = job.restarts if restarts is None and job is not None else restarts
+        verdict, why = judge(job, restarts or 0, over=over, superseded=superseded())
         if why != said:
             log.warning("%s: %s", verdict.value, why)
             said = why
-        if verdict is Verdict.FREE and job is not None:
-            BadNodes(layout, cluster).lost(job.batch_host, f"the batch host of job {owner.job}")
-            free(owner.job, layout, requeue=cluster.job.requeue)
         if verdict is not Verdict.WAIT:
-            return
+            return job if verdict is Verdict.FREE else None
+    return None
 
 
-def free(job: str, layout: RunLayout, *, requeue: bool) -> None:
-    """Hand the job back to Slurm; where that is refused, end it, unless another survivor was faster."""
+def free(job: str, *, requeue: bool, fix: str) -> bool:
+    """Hand the job back to Slurm; where that is refused, end it, unless another survivor was faster. Whether it is requeued."""
     if requeue:
         try:
             query("scontrol", "requeue", job)
             log.warning("job %s is requeued", job)
-            keep_bad_nodes_from(job, layout)
-            return
+            return True
         except GyreError as error:
             log.warning("%s", error.message)
         now = job_now(job)
         if now is None or now.state not in ALIVE:
-            return
+            return False
     try:
         query("scancel", job)
-        log.warning("job %s is cancelled; go on with: gyre submit resume=%s", job, layout.root)
+        log.warning("job %s is cancelled; go on with: %s", job, fix)
     except GyreError as error:
         log.error("job %s keeps its nodes until its time limit: %s", job, error.message)
+    return False
 
 
 def job_now(job: str) -> JobNow | None:

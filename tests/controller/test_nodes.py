@@ -103,3 +103,16 @@ async def test_deaths_and_failed_probes_are_told_with_their_last_words(bench: Be
     bench.nodes.is_unfit(("n1",), "nhc: /scratch is full")
     assert bench.nodes.never == {"n1"} and bench.nodes.bad.names == {"n0", "n1"}
     assert "CUDA error" in bench.told[0] and "/scratch is full" in bench.told[1]
+
+
+async def test_a_bad_node_that_slurm_gives_to_the_next_job_is_named_once(tmp_path: Path) -> None:
+    """A requeued job cannot be kept from it: the nodes of others are no concern."""
+    before = BadNodes(RunLayout(tmp_path), ClusterConfig())
+    before.lost("n1", "the batch host of job 7")
+    before.lost("n9", "elsewhere")
+    bench = Bench(tmp_path)
+    await bench.look()
+    await bench.look()
+    (told,) = bench.told
+    assert told.startswith("node n1: given to this run again though bad") and "batch host of job 7" in told
+    assert bench.nodes.bad.names == {"n1", "n9"}

@@ -13,7 +13,7 @@ from gyre_hpc.controller.journal import GuestsJoined, Happened, read_journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.schedule.protocol import CellAdded, CellKind, CellLost
 from tests.end_to_end.runs import SMALL, Plan
-from tests.launch.cluster import PATIENCE_S, running_cluster
+from tests.launch.cluster import PATIENCE_S, dev_cluster, running_cluster, squeue
 from tests.launch.test_submit_slurm import completed, gyre, state, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1200)]
@@ -31,9 +31,9 @@ def cluster() -> Iterator[None]:
 class LiveRun:
     """A run of two cells that goes on until its plan is released."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.plan = Plan(folder / "plan", hold=HELD)
-        keys = [*SMALL, "cluster=devcluster", f"root={folder}/runs", "trainer.tokens_per_s=40"]
+        keys = [*SMALL, "cluster=devcluster", f"root={folder}/runs", "trainer.tokens_per_s=40", *more]
         self.job, self.run = submitted(*keys, *self.plan.overrides)
         self.layout = RunLayout(self.run)
         until("the controller", lambda: self.layout.rendezvous.exists())
@@ -106,3 +106,27 @@ def test_a_host_comes_back_when_asked_to_and_a_cancelled_one_does_not(cluster: N
     kinds = {event.cell: event.kind for event in live.events() if isinstance(event, CellAdded)}
     assert kinds == {first[0]: CellKind.ROLLOUT, again[0]: CellKind.ROLLOUT, guest[0]: CellKind.SATELLITE}
     until("the end of the host", lambda: state(serving) == "COMPLETED", PATIENCE_S)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("again", [False, True])
+def test_a_guest_job_that_loses_its_batch_host_is_freed_by_its_other_cells(
+    cluster: None, tmp_path: Path, again: bool
+) -> None:
+    """Slurm would leave it with its nodes and without a process until its time limit."""
+    live = LiveRun(
+        tmp_path, "cluster.orphan_grace_s=10", "cluster.suspect_after_s=5", "cluster.lost_after_s=5"
+    )
+    job = live.add("--cells=2", *["--requeue"] * again)
+    cells = live.until_they_serve(job)
+    lost = squeue(job, "%B").split()[0]
+    assert squeue(job, "%D") == "2"
+    dev_cluster("kill-node", lost)
+    live.until_lost(cells)
+    if again:
+        dev_cluster("up")
+        assert not set(live.until_they_serve(job, hosts=2)) & set(cells)
+    else:
+        until("the end of the guests' job", lambda: state(job) == "CANCELLED", 3 * PATIENCE_S)
+        dev_cluster("up")
+    live.finish()

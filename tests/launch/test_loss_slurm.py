@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_fewer_cells_when_a_node_is_lost_and_does_not_get_it_
     cluster: None, tmp_path: Path
 ) -> None:
     """No restart is spent on it. The gateway is on it, so no step is taken until it is started elsewhere."""
-    run = Run(f"root={tmp_path}", "schedule.steps=8", "cluster.restarts=0")
+    run = Run(f"root={tmp_path}", "schedule.steps=4", "cluster.restarts=0")
     run.until_step(1)
     (lost,) = run.nodes("gateway-0")
     assert lost != run.batch_host()
@@ -121,7 +121,7 @@ def test_a_run_goes_on_with_fewer_cells_when_a_node_is_lost_and_does_not_get_it_
     dev_cluster("kill-node", lost)
     run.until_told(f"{cell}: lost on {lost}; no node left has room for it: the run goes on with 1 of 2 cells")
     run.until_completed()
-    assert run.steps_taken() == 8 and run.nodes(cell) == [lost]
+    assert run.steps_taken() == 4 and run.nodes(cell) == [lost]
     assert "no node left has room for it: the run goes on with 1 of 2" in run.layout.report.read_text()
     assert [bad.node for bad in read_bad_nodes(run.layout, time.time())] == [lost]
     assert f"--exclude={lost}\n" in gyre("submit", f"resume={run.root}", "--dry-run")
@@ -138,7 +138,7 @@ def test_a_lost_batch_host_frees_the_job_which_starts_again_elsewhere_and_goes_o
     size = ["cluster.cells=1"] if layout == "het" else []
     run = Run(
         f"root={tmp_path}",
-        "schedule.steps=6",
+        "schedule.steps=4",
         "cluster.orphan_grace_s=10",
         f"cluster.layout={layout}",
         *size,
@@ -148,7 +148,7 @@ def test_a_lost_batch_host_frees_the_job_which_starts_again_elsewhere_and_goes_o
     dev_cluster("kill-node", lost)
     until("the second start", lambda: (run.root / "owner.2").exists(), 3 * PATIENCE_S)
     run.until_completed()
-    assert run.steps_taken() == 6
+    assert run.steps_taken() == 4
     orphans = "".join(path.read_text() for path in run.layout.logs(1).glob("orphan-*.log"))
     assert f"Slurm has lost the batch host {lost}" in orphans and f"job {run.job} is requeued" in orphans
     assert lost not in run.nodes("cell-0", attempt=2)
@@ -186,13 +186,13 @@ def test_without_the_node_of_its_core_a_run_goes_on_from_the_checkpoint_and_vers
 
 @pytest.mark.full
 def test_a_cell_whose_step_is_cancelled_joins_again(cluster: None, tmp_path: Path) -> None:
-    run = Run(f"root={tmp_path}", "schedule.steps=12")
+    run = Run(f"root={tmp_path}", "schedule.steps=8")
     run.until_step(1)
     (step,) = re.findall(r"(\S+) cell-1\.", squeue(run.job, "%i %j", "-s"))
     subprocess.run(["scancel", step], check=True)
     until("its second start", lambda: len(run.nodes("cell-1")) == 2)
     run.until_completed()
-    assert run.steps_taken() == 12 and not read_bad_nodes(run.layout, 0.0)
+    assert run.steps_taken() == 8 and not read_bad_nodes(run.layout, 0.0)
     roles = (run.layout.logs(1) / "controller.log").read_text()
     assert "cell-1: loading -> rollout" in roles.partition("cell-1: lost -> starting")[2]
 
@@ -221,13 +221,13 @@ def test_heartbeats_notice_a_dead_node_before_slurm_does(cluster: None, tmp_path
 @pytest.mark.full
 def test_a_het_run_moves_its_services_off_a_lost_service_node(cluster: None, tmp_path: Path) -> None:
     """Calls under way there are lost, their executions repeated."""
-    run = Run(f"root={tmp_path}", "schedule.steps=12", "cluster.layout=het", "cluster.cells=2")
+    run = Run(f"root={tmp_path}", "schedule.steps=8", "cluster.layout=het", "cluster.cells=2")
     run.until_step(1)
     batch = run.batch_host()
     (lost,) = {*run.nodes("gateway-0"), *run.nodes("runner-0"), *run.nodes("processor-0")} - {batch}
     dev_cluster("kill-node", lost)
     run.until_told(f"node {lost}: bad: lost")
     run.until_completed()
-    assert run.steps_taken() == 12
+    assert run.steps_taken() == 8
     moved = [name for name in ("gateway-0", "runner-0", "processor-0") if run.nodes(name)[0] == lost]
     assert moved and all(run.nodes(name)[-1] == batch for name in moved)

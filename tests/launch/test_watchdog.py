@@ -18,7 +18,7 @@ from gyre_hpc.config import ModelConfig, RunConfig, save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.launch import bad_nodes, watchdog
 from gyre_hpc.launch.owner import acquire
-from gyre_hpc.launch.watchdog import ALIVE, JobNow, Verdict, judge, outlive
+from gyre_hpc.launch.watchdog import ALIVE, JobNow, Verdict, judge, outlive, outlive_host
 from gyre_hpc.layout import RunLayout
 
 hosts = st.sampled_from(["n0", "n1", "n2", "n/a"])
@@ -170,6 +170,37 @@ def test_outside_the_controllers_job_and_outside_slurm_nobody_is_freed(
     assert site.did() == []
     site.outlive()
     assert site.did()[0] == "scontrol requeue 77"
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_guest_frees_the_job_it_is_a_step_of_whoever_owns_the_run(
+    site: Site, monkeypatch: pytest.MonkeyPatch, requeue: bool
+) -> None:
+    """Asked of Slurm: that job may have been submitted with --requeue or without, whatever the run's own was."""
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    acquire(site.layout.root, force=True)
+    site.says("RUNNING 2 n0 n[1-2]")
+    shown = f"JobId=78 JobState=RUNNING Requeue={int(requeue)} Restarts=2"
+    site.command(
+        "scontrol",
+        f'if [ "$2" = job ]; then echo "{shown}"; elif [ "$1" = show ]; then echo n1; else echo "scontrol $*" >> did; fi',
+    )
+    outlive_host(site.layout, site.cluster, 1)
+    assert site.did() == ["scontrol requeue 78" if requeue else "scancel 78"]
+    assert [bad.node for bad in bad_nodes.read_bad_nodes(site.layout, time.time())] == ["n0"]
+
+
+def test_a_guest_whose_batch_host_is_well_waits_for_it_and_one_without_a_job_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.says("RUNNING 0 n1 n[1-2]")
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    outlive_host(site.layout, site.cluster, 1)
+    assert time.monotonic() - began >= 0.25
+    monkeypatch.delenv("SLURM_JOB_ID")
+    outlive_host(site.layout, site.cluster, 1)
+    assert site.did() == []
 
 
 def test_a_signal_ends_the_wait_for_a_batch_host_that_slurm_calls_well(site: Site) -> None:
