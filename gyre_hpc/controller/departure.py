@@ -178,7 +178,7 @@ class Departure:
         if self._cluster.runners == "external":
             return RUN  # harnesses outlive this job
         left = self.left_s()
-        if left is None or self._cluster.runners == "external":  # there it outlives this job
+        if left is None:
             return RUN
         now, need = self._clock(), self.durations.p90()
         if self._first_asked_at is None:

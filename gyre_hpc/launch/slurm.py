@@ -42,7 +42,10 @@ PROBE_S: Final = 15.0
 """A step that only ends takes less than a second on a node that answers."""
 EVERYWHERE_S: Final = 15.0
 """Longest wait for a command that runs on every node."""
-
+NODE_LOST: Final = -9
+"""Exit code, as if killed, of a step whose node Slurm has lost."""
+LAST_WORDS: Final = 4096
+"""Bytes at the end of a log in which srun says so: it is the last it says."""
 
 NO_STEP: Final = ("down", "fail", "inval", "unk", "pow")
 """How node states begin under which no step starts. A draining node starts no job, but steps of one that holds it (measured)."""
@@ -88,7 +91,7 @@ class SlurmLauncher:
             del self._running[step_name]
             raise
         job = self._jobs[placement.group or 0]
-        return SlurmStep(job, step_name, spec.name, process, self._running, placement.nodes)
+        return SlurmStep(job, step_name, spec, process, self._running, placement.nodes)
 
     async def everywhere(self, argv: Sequence[str], log_file: Path) -> None:
         """Run a command once on every node the job still has, for at most `EVERYWHERE_S`; what fails is logged."""
@@ -211,15 +214,15 @@ class SlurmStep:
         self,
         job: str,
         step_name: str,
-        name: str,
+        spec: ProcessSpec,
         process: subprocess.Popen[bytes],
         running: dict[str, Placement],
         nodes: tuple[str, ...],
     ) -> None:
-        self._nodes, self._unanswered = nodes, False
+        self._nodes, self._unanswered, self._log = nodes, False, spec.log
         self._job = job
         self._step_name = step_name
-        self._srun = LocalProcess(name, process, on_end=lambda: _forget(running, step_name))
+        self._srun = LocalProcess(spec.name, process, on_end=lambda: _forget(running, step_name))
         self._cancelling: asyncio.Task[None] | None = None
 
     @property
@@ -239,13 +242,24 @@ class SlurmStep:
         return self._unanswered
 
     def poll(self) -> int | None:
-        return self._srun.poll()
+        code = self._srun.poll()
+        return NODE_LOST if code == 0 and self._lost() else code
 
     async def wait(self) -> int:
         code = await self._srun.wait()
         if code < 0 and not self._unanswered:
             await self._signal("KILL")
-        return code
+        return NODE_LOST if code == 0 and self._lost() else code
+
+    def _lost(self) -> bool:
+        """An srun that never heard of the end of its tasks, because Slurm lost their node, exits with 0 (measured)."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
+                said = file.read()
+        except OSError:
+            return False
+        return any(f"error: Node failure on {node}".encode() in said for node in self._nodes)
 
     async def terminate(self, grace_s: float) -> None:
         if self.poll() is None:

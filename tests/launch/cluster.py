@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,21 @@ def running_cluster(
             yield
         finally:
             dev_cluster("down", "--purge")
+
+
+def reconfigure(pattern: str, replacement: str) -> None:
+    """Change a line of slurm.conf while the cluster runs.
+
+    slurmctld takes up its saved state when it reads its configuration again: ids given since would be given twice.
+    """
+    state, now = Path(os.environ["GYRE_SLURM_ROOT"]) / "state" / "job_state", time.time()
+    deadline = time.monotonic() + PATIENCE_S
+    while not state.exists() or state.stat().st_mtime <= now:
+        assert time.monotonic() < deadline, "slurmctld does not save its state"
+        time.sleep(0.3)
+    file = Path(os.environ["SLURM_CONF"])
+    file.write_text(re.sub(pattern, replacement, file.read_text()))
+    subprocess.run(["scontrol", "reconfigure"], check=True)
 
 
 def squeue(job: str, form: str, *flags: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import PATIENCE_S, SCRIPT, running_cluster, squeue
+from tests.launch.cluster import PATIENCE_S, SCRIPT, reconfigure, running_cluster, squeue
 from tests.launch.test_submit_slurm import SMALL, completed, state, steps_taken, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1700)]
@@ -86,21 +86,55 @@ def test_a_job_slurm_would_not_start_again_leaves_a_successor(cluster: None, tmp
     assert steps_taken(run) == 4
 
 
-@pytest.mark.full
-def test_a_job_from_a_script_by_hand_goes_on_with_the_run_it_began(cluster: None, tmp_path: Path) -> None:
-    size = ["--nodes=2", "--cpus-per-task=4", "--mem=4G", f"--output={tmp_path}/log", f"--chdir={REPO}"]
+def by_hand(folder: Path, log: Path) -> str:
+    """slurm/train.sbatch, with a size of its own on the command line; the job's id."""
+    size = ["--nodes=2", "--cpus-per-task=4", "--mem=4G", f"--output={log}", f"--chdir={REPO}"]
     command = ["sbatch", "--parsable", *size, str(REPO / "slurm" / "train.sbatch"), *SMALL]
-    keys = [f"root={tmp_path}/runs", "schedule.steps=3"]
     env = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPO),
     }
-    job = subprocess.check_output([*command, *keys], text=True, env=env, cwd=REPO).strip()
+    keys = [f"root={folder}", "schedule.steps=3"]
+    return subprocess.check_output([*command, *keys], text=True, env=env, cwd=REPO).strip()
+
+
+@pytest.mark.full
+def test_a_job_from_a_script_by_hand_goes_on_with_the_run_it_began(cluster: None, tmp_path: Path) -> None:
     log = tmp_path / "log"
+    job = by_hand(tmp_path / "runs", log)
     until("a step", lambda: log.exists() and "step   1/3" in log.read_text())
     subprocess.run(["scancel", "--batch", "--signal=USR2", job], check=True)
     until("the end of the job", lambda: state(job) == "COMPLETED")
     (run,) = (tmp_path / "runs").iterdir()
+    assert steps_taken(run) == 3 and (run / "owner.2").exists()
+
+
+@pytest.mark.full
+def test_a_site_that_starts_no_job_again_gets_a_successor_of_the_same_size(
+    cluster: None, tmp_path: Path
+) -> None:
+    """Of a script by hand: what was given on the command line of sbatch is part of the job, not of its script."""
+    reconfigure("JobRequeue=1", "JobRequeue=0")
+    log = tmp_path / "log"
+    job = by_hand(tmp_path / "runs", log)
+    until("a step", lambda: log.exists() and "step   1/3" in log.read_text())
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job], check=True)
+    until("the end of the job", lambda: state(job) == "FAILED")
+    (successor,) = re.findall(r"handed back by job (\d+), which waits", log.read_text())
+    until("the end of the successor", lambda: state(successor) == "COMPLETED")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert steps_taken(run) == 3 and (run / "owner.2").exists()
+    reconfigure("JobRequeue=0", "JobRequeue=1")
+
+
+@pytest.mark.full
+def test_a_heterogeneous_job_is_handed_back_by_scontrol(cluster: None, tmp_path: Path) -> None:
+    """Both components start again, and the run goes on to its end."""
+    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.layout=het", "schedule.steps=3")
+    until("a step", lambda: "step   1/3" in said(run, job))
+    subprocess.run(["scancel", "--batch", "--signal=USR2", job], check=True)
+    until("the end of the job", lambda: completed(job, run))
+    assert "handed back by scontrol requeue" in said(run, job)
     assert steps_taken(run) == 3 and (run / "owner.2").exists()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.launch.job_state import ENDED, job_state, job_states
-from tests.launch.cluster import PATIENCE_S, running_cluster
+from tests.launch.cluster import PATIENCE_S, reconfigure, running_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(600)]
 
@@ -53,15 +51,6 @@ def sacct(job: str, *flags: str) -> list[str]:
     return subprocess.check_output(command, text=True).splitlines()
 
 
-def forget_the_ended() -> None:
-    """slurmctld takes up its saved state when it reads its configuration again: ids given since would be given twice."""
-    state, now = Path(os.environ["GYRE_SLURM_ROOT"]) / "state" / "job_state", time.time()
-    until(lambda: state.exists() and state.stat().st_mtime > now)
-    file = Path(os.environ["SLURM_CONF"])
-    file.write_text(re.sub("MinJobAge=.*", "MinJobAge=2", file.read_text()))
-    subprocess.run(["scontrol", "reconfigure"], check=True)
-
-
 def listed() -> list[str]:
     command = ["squeue", "-h", "--states=all", "-o", "%i"]
     return subprocess.check_output(command, text=True).split()
@@ -76,7 +65,7 @@ def test_ended_jobs_are_known_after_slurm_forgot_them(accounted: None, tmp_path:
     expected = {good: "COMPLETED", bad: "FAILED", het: "CANCELLED"}
     until(lambda: job_states(list(expected)) == expected)
     until(lambda: f"{bad}|FAILED" in sacct(bad))  # records come late
-    forget_the_ended()
+    reconfigure("MinJobAge=.*", "MinJobAge=2")
     until(lambda: not listed(), 150.0)
     long = sbatch("--wrap=sleep 600")
     assert {line.partition("|")[0] for line in sacct(het)} == {f"{het}+0", f"{het}+1"}

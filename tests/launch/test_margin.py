@@ -9,7 +9,7 @@ import pytest
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord
 from gyre_hpc.launch.margin import JobRecord, check_margin, needed_s, read_record, write_record
-from gyre_hpc.launch.successor import continued
+from gyre_hpc.launch.successor import continued, options_of, with_options
 from gyre_hpc.layout import RunLayout
 
 REPO = Path(__file__).parents[2]
@@ -48,3 +48,22 @@ def test_a_successor_waits_for_the_job_and_names_the_run() -> None:
         assert lines.index("set -- resume=/runs/a") > max(
             index for index, line in enumerate(lines) if line.startswith("#SBATCH")
         )
+
+
+SHOWN = (
+    "JobId=9 JobName=gyre Account=(null) QOS=(null) Requeue=0 Restarts=0 TimeLimit=00:10:00 TimeMin=N/A Partition=gpu"
+    " ExcNodeList=(null) NumNodes=3 NumCPUs=12 NumTasks=4 CPUs/Task=3 NtasksPerN:B:S:C=1:0:*:* MinMemoryNode=4G"
+    " Features=a100&ib Reservation=(null) StdOut=/runs/log TresPerNode=gres:gpu:2 WorkDir=/home/me"
+)
+
+
+def test_a_successor_of_a_script_by_hand_asks_for_what_the_command_line_of_its_job_did() -> None:
+    """Its nodes are those the job began with, not those a loss has left it."""
+    script = (REPO / "slurm" / "train.sbatch").read_text()
+    lines = with_options(script, options_of(SHOWN, "4")).splitlines()
+    last = {line.partition("=")[0]: line for line in lines if line.startswith("#SBATCH")}
+    assert last["#SBATCH --nodes"].endswith("=4") and last["#SBATCH --cpus-per-task"].endswith("=3")
+    assert last["#SBATCH --mem"].endswith("=4G") and last["#SBATCH --gres"].endswith("=gpu:2")
+    assert last["#SBATCH '--constraint"] == "#SBATCH '--constraint=a100&ib'"
+    assert "#SBATCH --no-requeue" in lines and not any("null" in line for line in lines)
+    assert continued("\n".join(lines), Path("/runs/a"), "9").count("\nset -- ") == 1
