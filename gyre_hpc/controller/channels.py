@@ -1,30 +1,29 @@
 """MPI beside the controller's links (transport=mpi): the bridge, an endpoint per cell, and who joins whom.
 
-The bridge is the controller's endpoint; all endpoints are one-rank steps that may die at any time. One join at a time in the
+The bridge is the controller's endpoint; all endpoints (`endpoints.py`) may die at any time. One join at a time in the
 whole run: a side that accepts serves no other meanwhile, and two that wait for each other would wait for ever. A join
-that is not done in time is given up, and the endpoints it is stuck in are killed by their hosts and started again here,
-later and later. Every loss of a channel sends its link back to the socket and is logged with cell and node. MPI that
-cannot work (another library, another plugin) is named once; its host stays on sockets for good.
+that is not done in time is given up, and the endpoints it is stuck in are killed by their hosts. Every loss of a channel
+sends its link back to the socket and is logged with cell and node. MPI that cannot work (another library, another plugin)
+is named once; its host stays on sockets for good.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from gyre_hpc.config import RunConfig
+from gyre_hpc.controller.endpoints import Endpoints
 from gyre_hpc.controller.inbound import PeerId
 from gyre_hpc.controller.peers import Peers
-from gyre_hpc.errors import GyreError, ProtocolViolation
-from gyre_hpc.launch.plan import CONTROLLER, ProcessHandle, ProcessSpec
+from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.launch.plan import CONTROLLER
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import messages as msg
 from gyre_hpc.transport.links import PeerLink
@@ -35,15 +34,8 @@ from gyre_hpc.transport.regions import run_key
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
-BACKOFF_S = (1.0, 60.0)
-"""Wait before an endpoint is started again, doubled each time up to the second."""
-STARTED_S = 300.0
-"""An endpoint that ran so long starts again after the first wait."""
-NEVER_READY = 3
-"""An endpoint that ended so often before MPI ran is not started again."""
 GIVE_UP_S = 5.0
 """A join is forgotten so long after the endpoints must have ended themselves."""
-LEAVE_S = 2.0
 ABOUT_CHANNELS = (msg.ChannelWanted, msg.PortPosted, msg.ChannelJoined, msg.ChannelGone, msg.ChannelsOff)
 
 
@@ -62,20 +54,6 @@ class Join:
     acceptor: str
     began: float = 0.0
     said: set[str] = field(default_factory=set)
-
-
-@dataclass
-class Endpoint:
-    """The endpoint process beside one host. `ready`: whether MPI ran in it."""
-
-    host: str
-    spec: ProcessSpec
-    handle: ProcessHandle | None = None
-    started: float = 0.0
-    wait_s: float = BACKOFF_S[0]
-    ready: bool = False
-    never_ready: int = 0
-    wanted: bool = True
 
 
 class Channels:
@@ -100,23 +78,23 @@ class Channels:
             self._bridge_lost,
         )
         self._names: dict[str, PeerId] = {}
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints = Endpoints(config, layout, epoch, peers.launcher, self._end_all_of, self._off)
         self._serial = 0
         self._waiting: deque[tuple[str, str]] = deque()
         self._current: Join | None = None
         self._standing: dict[int, Join] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
         self.joins = 0
         """Command channels that ever stood."""
 
     async def start(self) -> None:
         """Listen for the bridge and start it."""
-        self._run(CONTROLLER, CONTROLLER, self._bridge.path)
+        self._endpoints.run(CONTROLLER, CONTROLLER, self._bridge.path)
         try:
             await self._bridge.start()
         except OSError as error:
             self._off(CONTROLLER, f"the controller cannot listen at {self._bridge.path} ({error})")
-        self._keep(self._tick())
+        self._ticking = asyncio.create_task(self._tick())
 
     async def close(self) -> None:
         """All links back to the socket; endpoints leave, or are killed."""
@@ -124,18 +102,11 @@ class Channels:
             link = self._link(name)
             if link is not None:
                 link.channel.close()
-        for endpoint in self._endpoints.values():
-            endpoint.wanted = False
+        self._endpoints.give_up(CONTROLLER)
         self._bridge.close()
-        handles = [e.handle for e in self._endpoints.values() if e.handle is not None]
-        if handles:
-            waits = [asyncio.ensure_future(handle.wait()) for handle in handles]
-            await asyncio.wait(waits, timeout=LEAVE_S)
-            for handle in handles:
-                handle.kill()
-            await asyncio.wait(waits, timeout=LEAVE_S)
-        for task in self._tasks:
-            task.cancel()
+        await self._endpoints.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
 
     # ---- what peers say and do ----------------------------------------------------------------------------------
 
@@ -151,17 +122,13 @@ class Channels:
         self._names[name] = peer
         link.expect_channel()
         path = socket_path(self._run_key, name, link.incarnation)
-        self._run(name, self._peers.peers[peer].name, path)
+        self._endpoints.run(name, self._peers.peers[peer].name, path)
 
     def exited(self, peer: PeerId) -> None:
         """The peer's process has ended: so does what stood with it."""
         name = owner_name(peer)
         self._names.pop(name, None)
-        endpoint = self._endpoints.pop(name, None)
-        if endpoint is not None:
-            endpoint.wanted = False
-            if endpoint.handle is not None:
-                endpoint.handle.kill()
+        self._endpoints.end(name)
         self._end_all_of(name, f"{name} has ended")
 
     def said(self, peer: PeerId, message: msg.Message) -> None:
@@ -188,9 +155,7 @@ class Channels:
         if not known or acceptor == joiner:
             self._tell(joiner, msg.ChannelGone(-1, f"{acceptor} has no endpoint", acceptor))
             return
-        endpoint = self._endpoints.get(joiner)
-        if endpoint is not None:
-            endpoint.ready = True
+        self._endpoints.is_ready(joiner)
         if (joiner, acceptor) not in self._waiting:
             self._waiting.append((joiner, acceptor))
         self._next()
@@ -271,7 +236,7 @@ class Channels:
         match message:
             case wire.Ready(library=library):
                 log.info("MPI bridge: %s", library)
-                self._endpoints[CONTROLLER].ready = True
+                self._endpoints.is_ready(CONTROLLER)
                 self._next()
             case wire.Unfit(reason=reason):
                 self._off(CONTROLLER, reason)
@@ -301,58 +266,11 @@ class Channels:
 
     def _off(self, name: str, reason: str) -> None:
         """MPI cannot work beside this host; without the bridge it can work beside none."""
-        for endpoint in self._endpoints.values():
-            if name in (CONTROLLER, endpoint.host):
-                endpoint.wanted = False
+        self._endpoints.give_up(name)
         who = "all cells stay" if name == CONTROLLER else "it stays"
         self._fault(name, f"MPI is off, {who} on sockets: {reason}")
 
-    # ---- endpoint processes -------------------------------------------------------------------------------------
-
-    def _run(self, name: str, beside: str, path: Path) -> None:
-        """Keep an endpoint beside this host, unless MPI is off."""
-        bridge = self._endpoints.get(CONTROLLER)
-        if bridge is not None and not bridge.wanted:
-            return
-        transport, cluster = self._config.transport, self._config.cluster
-        argv = [sys.executable, "-m", "gyre_hpc.transport.mpi.endpoint", "--run", str(self._layout.root)]
-        argv += ["--name", name, "--socket", str(path), "--plugin", cluster.mpi_plugin]
-        argv += ["--join-s", str(transport.join_s), "--stall-s", str(transport.stall_s)]
-        spec = ProcessSpec(
-            name=f"mpi-{name}",
-            argv=argv,
-            env=cluster.mpi_env,
-            log=self._layout.logs(self._epoch) / f"mpi-{name}.log",
-            service=True,
-            beside=beside,
-            mpi=cluster.mpi_plugin,
-        )
-        endpoint = self._endpoints[name] = Endpoint(name, spec)
-        self._keep(self._keep_running(endpoint))
-
-    async def _keep_running(self, endpoint: Endpoint) -> None:
-        while endpoint.wanted:
-            endpoint.started, endpoint.ready = time.monotonic(), False
-            try:
-                endpoint.handle = await self._peers.launcher.start(endpoint.spec)
-                code = await endpoint.handle.wait()
-            except GyreError as error:
-                log.warning("%s: %s", endpoint.spec.name, error)
-                code = error.exit_code
-            self._ended(endpoint, code)
-            await asyncio.sleep(endpoint.wait_s)
-            endpoint.wait_s = min(2 * endpoint.wait_s, BACKOFF_S[1])
-
-    def _ended(self, endpoint: Endpoint, code: int) -> None:
-        """Its channels are over; one that never got as far as MPI is not started for ever."""
-        if not endpoint.wanted:
-            return
-        self._end_all_of(endpoint.host, f"the MPI endpoint of {endpoint.host} exited with {code}")
-        if time.monotonic() - endpoint.started > STARTED_S:
-            endpoint.wait_s = BACKOFF_S[0]
-        endpoint.never_ready = 0 if endpoint.ready else endpoint.never_ready + 1
-        if endpoint.never_ready == NEVER_READY:
-            self._off(endpoint.host, f"its endpoint does not get as far as MPI, see {endpoint.spec.log}")
+    # ---- time ---------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
@@ -382,11 +300,6 @@ class Channels:
         link = self._link(name)
         if link is not None:
             link.send(message)
-
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def make_channels(

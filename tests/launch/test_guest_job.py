@@ -100,4 +100,4 @@ def test_nothing_is_submitted_for_a_run_that_nobody_owns(
     assert add(run, "--cells=1") == 2
     assert "no controller of this run is alive" in capsys.readouterr().err and not script.exists()
     assert add(run, "--cells=1", "--dry-run") == 0
-    assert capsys.readouterr().out.startswith("#!/bin/bash\n# Written by gyre cells add for ")
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n# Written by gyre for ")
