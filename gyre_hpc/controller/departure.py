@@ -2,7 +2,7 @@
 
 Asks Slurm (in threads, never blocking the loop) what a signal means, keeps the job's end by its own clock, permits launches
 by the time that is left, and hands the job back once everything else has ended. `ending` is None until the run ends early;
-it is set once, unless a hurry follows: Slurm may begin to kill a job that was leaving. On one machine a signal is a person's.
+it is set once, unless Slurm leaves less time than that: it may preempt a job that drains, or begin to kill it. On one machine a signal is a person's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.ending import Cause, Ending, How, how, judge_signal, judge_step, leave_at
+from gyre_hpc.controller.ending import Cause, Ending, How, how, judge_signal, judge_step, leave_at, revised
 from gyre_hpc.controller.walltime import HOLD, RUN, Durations, Permit, permit
-from gyre_hpc.errors import ConfigError, HandedBack, NoProgress
+from gyre_hpc.errors import ConfigError, GyreError, HandedBack, NoProgress
 from gyre_hpc.launch import lifetime
 from gyre_hpc.launch.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
-from gyre_hpc.launch.lifetime import Job, Site
+from gyre_hpc.launch.lifetime import ENDING_STATES, Job, Site
 from gyre_hpc.launch.margin import SAFETY, JobRecord, needed_s, read_record, write_record
 from gyre_hpc.launch.successor import submit_successor
 from gyre_hpc.layout import RunLayout
@@ -36,6 +36,9 @@ LOOKS: Final = 10
 CHECKPOINT_GRACE_S: Final = 30.0
 """Longest wait for a checkpoint where nothing else bounds it and none was measured."""
 SHUTDOWN_GRACE_S: Final = 20.0
+PERSIST_S: Final = 120.0
+"""Longest time for handing back while Slurm does not answer: what a restart of slurmctld takes, or its back-up's taking over."""
+AGAIN_S: Final = 5.0
 
 
 class Departure:
@@ -47,12 +50,14 @@ class Departure:
         layout: RunLayout,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._cluster, self._layout, self._tell, self._clock = config.cluster, layout, tell, clock
+        self._pause = pause
         self._overall_s = config.harness.overall_timeout_s
         self._id = os.environ.get("SLURM_JOB_ID", "") if config.cluster.kind == "slurm" else ""
         self._job: Job | None = None
-        self._site = Site()
+        self._site = Site(told=False)
         self._asked_at = clock()
         self._first_asked_at: float | None = None
         """When an execution could start first: what cells take to come up is no time of any job."""
@@ -71,11 +76,8 @@ class Departure:
         """Ask Slurm about job and site. Raises ConfigError where the site cannot do what `requeue_by` says."""
         if not self._id:
             return
-        self._job = await asyncio.to_thread(lifetime.ask_job, self._id)
-        self._site = await asyncio.to_thread(lifetime.ask_site)
-        if self._job is not None:
-            self._preempt_mode = await asyncio.to_thread(lifetime.ask_preempt_mode, self._job, self._site)
-        if self._cluster.job.requeue_by == "exit" and not self._site.requeue_exit:
+        await self._refresh()
+        if self._cluster.job.requeue_by == "exit" and self._site.told and not self._site.requeue_exit:
             raise ConfigError(
                 "cluster.job.requeue_by=exit: this site has no RequeueExit (scontrol show config)",
                 fix="set cluster.job.requeue_by=auto",
@@ -90,14 +92,14 @@ class Departure:
 
     def signalled(self, name: str) -> None:
         """A signal to this process."""
-        if self._id and name != "SIGUSR2":
-            self._spawn(self._judge_signal(name))
-        else:
+        if not self._id or name == "SIGUSR2":  # that one may not wait for Slurm's answer
             self._leave(judge_signal(name, self._job, self._clock(), self._site.kill_wait_s))
+        if self._id:
+            self._spawn(self._judge_signal(name))
 
     def asked_to_end(self, peer: str) -> None:
         """SIGTERM came to a peer, which goes on. A preemption tells all of them: one look at a time."""
-        if self._id and self.ending is None and (self._step_judged is None or self._step_judged.done()):
+        if self._id and (self._step_judged is None or self._step_judged.done()):
             self._step_judged = self._spawn(self._judge_step(peer))
 
     def nothing_fits(self) -> None:
@@ -118,24 +120,32 @@ class Departure:
 
     async def _judge_signal(self, name: str) -> None:
         job = await asyncio.to_thread(lifetime.ask_job, self._id)
-        self._leave(judge_signal(name, job, self._clock(), self._site.kill_wait_s))
+        if job is not None or name != "SIGUSR2":
+            self._leave(judge_signal(name, job, self._clock(), self._site.kill_wait_s, self._preempt_mode))
 
     async def _judge_step(self, peer: str) -> None:
         job: Job | None = None
         for look in range(LOOKS):
             job = await asyncio.to_thread(lifetime.ask_job, self._id)
-            ending = judge_step(job, self._clock(), self._site.kill_wait_s)
+            ending = judge_step(job, self._clock(), self._site.kill_wait_s, self._preempt_mode)
             if ending is not None:
                 self._leave(ending)
                 return
             if look > 0 and job is not None:
                 break
             await asyncio.sleep(LOOK_AGAIN_S)
+        if self.ending is not None:
+            return
         state = job.state if job is not None else "unknown"
         self._tell(f"{peer}: SIGTERM, but job {self._id} is {state} and not preempted: the run goes on")
 
     async def _refresh(self) -> None:
         self._job = await asyncio.to_thread(lifetime.ask_job, self._id) or self._job
+        if self._site.told:
+            return
+        self._site = await asyncio.to_thread(lifetime.ask_site)
+        if self._job is not None:
+            self._preempt_mode = await asyncio.to_thread(lifetime.ask_preempt_mode, self._job, self._site)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -144,8 +154,8 @@ class Departure:
         return task
 
     def _leave(self, ending: Ending) -> None:
-        hurry = ending.cause is Cause.KILLED
-        if self.ending is not None and not hurry:
+        ending, earlier = revised(self.ending, ending), self.ending
+        if ending == earlier:
             return
         self.ending = ending
         until = "" if ending.end is None else f", {max(0.0, ending.end - self._clock()):.0f} s are left"
@@ -223,9 +233,16 @@ class Departure:
         return how(job.requeue_by, job.requeue, self.ending.cause, self._job, self._site, self._preempt_mode)
 
     async def leave_successor(self) -> None:
-        """Submit the successor, where it is one: right behind the checkpoint, before any grace time is over."""
-        if self.how is How.SUCCESSOR and not self._stuck():
+        """Submit the successor, where it is one: right behind the checkpoint, before any grace time is over.
+
+        Where that fails `hand_back` tries again.
+        """
+        if self.how is not How.SUCCESSOR or self._stuck():
+            return
+        try:
             self._successor = (await asyncio.to_thread(submit_successor, self._layout, self._id)).job
+        except GyreError as error:
+            log.warning("%s", error)
 
     def hand_back(self) -> None:
         """The last thing of all. Raises HandedBack or NoProgress; returns where the run waits for a person."""
@@ -240,29 +257,46 @@ class Departure:
             )
         self._write(JobRecord(self.record.checkpoint_s, self._fruitless()))
         code = 128 + (12 if ending.signal == "SIGUSR2" else 15)
-        if way is How.SCONTROL:
-            way = self._requeued()
         if way is How.EXIT:
             code, by = self._site.requeue_exit[0], f"exit code {self._site.requeue_exit[0]} (RequeueExit)"
-        elif way is How.SUCCESSOR:
-            self._successor = self._successor or submit_successor(self._layout, self._id).job
-            by = f"job {self._successor}, which waits for its end"
         else:
-            by = "scontrol requeue"
+            by = self._persisting(self._requeue if way is How.SCONTROL else self._succeed)
         raise HandedBack(
             f"{self._layout.root}: ended early by {ending}, handed back by {by}",
             fix="nothing: the run goes on by itself",
             exit_code=code,
         )
 
-    def _requeued(self) -> How:
+    def _persisting(self, act: Callable[[], str]) -> str:
+        """Hand back, again and again while Slurm does not answer. Raises SlurmCommandFailed when there is no more time."""
+        end = self.ending.end if self.ending is not None else None
+        until = self._clock() + PERSIST_S if end is None else min(end, self._clock() + PERSIST_S)
+        while True:
+            try:
+                return act()
+            except SlurmCommandFailed as error:
+                if self._clock() + AGAIN_S >= until:
+                    raise
+                log.warning("tried again: %s", error)
+                self._pause(AGAIN_S)
+
+    def _requeue(self) -> str:
+        """`scontrol requeue`; a successor where it is refused. Raises SlurmCommandFailed where nobody knows."""
         try:
             query("scontrol", "requeue", self._id)
         except SlurmCommandFailed as error:
-            log.warning("%s: a successor is submitted instead", error)
-            return How.SUCCESSOR
+            job = lifetime.ask_job(self._id)
+            if job is None:
+                raise
+            if job.state not in ENDING_STATES or job.timed_out:  # else the answer to it came late
+                log.warning("%s: a successor is submitted instead", error)
+                return self._succeed()
         keep_bad_nodes_from(self._id, self._layout)
-        return How.SCONTROL
+        return "scontrol requeue"
+
+    def _succeed(self) -> str:
+        self._successor = self._successor or submit_successor(self._layout, self._id).job
+        return f"job {self._successor}, which waits for its end"
 
     def _fruitless(self) -> int:
         """Jobs in a row without progress, this one included. A preemption says nothing about the run."""

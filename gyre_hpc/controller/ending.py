@@ -2,11 +2,14 @@
 
 A controller hears of an end by a signal, by a peer that got SIGTERM, or by its own clock. What it means is asked of Slurm:
 
-    SIGUSR2 or the clock            walltime: the time limit is near; hand back
+    SIGUSR2 or the clock            walltime: the time limit is near; hand back. Preempted if Slurm says so: some sites send
+                                    the job's own signal then (PreemptParameters=send_user_signal)
     SIGTERM in the steps            preempted if Slurm says so (hand back), else that step's business alone
     SIGTERM, SIGINT in the batch    killed if Slurm is already ending the job (Slurm requeues what it wants to requeue),
+                                    timed out if that is for its time limit (Slurm never requeues it: hand back),
                                     else asked by a person: checkpoint and end, nothing is handed back
 
+A run that leaves may hear of a sooner end: a preemption during the drain, Slurm's kill during either (`revised`).
 Handing back: an exit code of the site's RequeueExit, else `scontrol requeue`; a job that Slurm may not or would not start
 again (Requeue=0, preemption that cancels) leaves a successor that waits for its end. The exit code is never 0: Slurm takes
 that for the end of the run, also within the grace time of a preemption (measured, 22.05.8).
@@ -15,7 +18,7 @@ that for the end of the run, also within the grace time of a preemption (measure
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gyre_hpc.launch.lifetime import ENDING_STATES, Job, Site
@@ -32,7 +35,9 @@ class Cause(enum.StrEnum):
     WALLTIME = "walltime"
     PREEMPTION = "preemption"
     KILLED = "killed"
-    """Slurm is ending the job: scancel, requeue, the end of a grace time or of the time limit."""
+    """Slurm is ending the job: scancel, requeue, the end of a grace time."""
+    TIMED_OUT = "timed_out"
+    """Slurm is ending the job for its time limit, and would not start it again."""
     ASKED = "asked"
     """A person: Ctrl-C, SIGTERM to the batch process."""
     NOTHING_FITS = "nothing_fits"
@@ -41,7 +46,7 @@ class Cause(enum.StrEnum):
     @property
     def hands_back(self) -> bool:
         """Whether the run goes on in another job by itself."""
-        return self in (Cause.WALLTIME, Cause.PREEMPTION, Cause.NOTHING_FITS)
+        return self not in (Cause.KILLED, Cause.ASKED)
 
 
 class How(enum.StrEnum):
@@ -66,24 +71,47 @@ class Ending:
         return self.signal if self.cause is Cause.ASKED else f"{self.cause} ({self.signal})"
 
 
-def judge_signal(signal: str, job: Job | None, now: float, kill_wait_s: float) -> Ending:
-    """What a signal to the batch process means; `job` None: Slurm did not say."""
+def judge_signal(signal: str, job: Job | None, now: float, kill_wait_s: float, mode: str = "") -> Ending:
+    """What a signal to the batch process means; `job` None: Slurm did not say. `mode`: what preemption does to the job."""
+    if job is not None and job.state in ENDING_STATES and signal != "SIGUSR2":
+        return _slurm_ends(job, now + kill_wait_s, mode)
     if signal == "SIGUSR2":
-        return Ending(Cause.WALLTIME, signal, job.end if job else None)
-    if job is not None and job.state in ENDING_STATES:
-        return Ending(Cause.KILLED, signal, now + kill_wait_s)
+        preempted = job is not None and job.preempted is not None
+        return Ending(Cause.PREEMPTION if preempted else Cause.WALLTIME, signal, job.end if job else None)
     return Ending(Cause.ASKED, signal)
 
 
-def judge_step(job: Job | None, now: float, kill_wait_s: float) -> Ending | None:
+def judge_step(job: Job | None, now: float, kill_wait_s: float, mode: str = "") -> Ending | None:
     """What SIGTERM in a step means; None: nothing for the run, somebody ends that step."""
     if job is None:
         return None
     if job.state in ENDING_STATES:
-        return Ending(Cause.KILLED, "SIGTERM", now + kill_wait_s)
+        return _slurm_ends(job, now + kill_wait_s, mode)
     if job.preempted is not None:
         return Ending(Cause.PREEMPTION, "SIGTERM", job.end)
     return None
+
+
+def _slurm_ends(job: Job, end: float, mode: str) -> Ending:
+    """Slurm kills the job's processes at `end`; what it does not start again by itself is still ours to hand back."""
+    if job.timed_out:
+        return Ending(Cause.TIMED_OUT, "SIGTERM", end)
+    if job.preempted is not None and mode == "CANCEL":
+        return Ending(Cause.PREEMPTION, "SIGTERM", end)
+    return Ending(Cause.KILLED, "SIGTERM", end)
+
+
+def revised(earlier: Ending | None, heard: Ending) -> Ending:
+    """Which of two endings counts: the first, unless Slurm leaves less time than that. A person's end is not handed back."""
+    if earlier is None or heard.cause is Cause.KILLED:
+        return heard
+    if heard.cause not in (Cause.PREEMPTION, Cause.TIMED_OUT) or earlier.cause is Cause.KILLED:
+        return earlier
+    sooner = heard.end is not None and (earlier.end is None or heard.end < earlier.end)
+    if earlier.cause is Cause.ASKED:
+        return replace(earlier, end=heard.end) if sooner else earlier
+    late = heard.cause is Cause.TIMED_OUT
+    return heard if sooner or late else earlier
 
 
 def save_s(checkpoint_s: float, safety: float) -> float:
@@ -93,7 +121,7 @@ def save_s(checkpoint_s: float, safety: float) -> float:
 
 def leave_at(ending: Ending, checkpoint_s: float, safety: float) -> float | None:
     """When the checkpoint must begin (Unix seconds): until then what is under way may finish. None: at once."""
-    if ending.end is None or ending.cause in (Cause.KILLED, Cause.ASKED, Cause.NOTHING_FITS):
+    if ending.end is None or ending.cause not in (Cause.WALLTIME, Cause.PREEMPTION):
         return None
     return ending.end - save_s(checkpoint_s, safety) - LEAVE_S
 
@@ -102,6 +130,8 @@ def how(by: str, requeue: bool, cause: Cause, job: Job | None, site: Site, preem
     """The way back for `cluster.job.requeue_by=by`. `requeue` is `cluster.job.requeue`."""
     if not requeue or not cause.hands_back:
         return How.NOT
+    if cause is Cause.TIMED_OUT:
+        return How.SUCCESSOR
     if by != "auto":
         return How(by)
     refused = job is not None and not job.requeue

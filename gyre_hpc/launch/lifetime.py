@@ -39,6 +39,13 @@ class Job:
     partition: str = ""
     qos: str = ""
     het: bool = False
+    reason: str = ""
+    """Why it is in its state, in Slurm's words; "" for "None"."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it ends, or has ended, because its time limit is over."""
+        return self.state == "TIMEOUT" or (self.state == "COMPLETING" and self.reason == "TimeLimit")
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Site:
     job_requeue: bool = True
     kill_wait_s: float = 30.0
     preempt_mode: str = ""
+    told: bool = True
+    """False: Slurm did not answer, these are its defaults."""
 
 
 def parse_job(text: str) -> Job | None:
@@ -67,6 +76,7 @@ def parse_job(text: str) -> Job | None:
         partition=first.get("Partition", ""),
         qos="" if first.get("QOS") in (None, "(null)", "N/A") else first["QOS"],
         het="HetJobId" in first,
+        reason="" if first.get("Reason") in (None, "None") else first["Reason"],
     )
 
 
@@ -114,8 +124,9 @@ def ask_job(job: str) -> Job | None:
 
 
 def ask_site() -> Site:
-    """The site's settings; Slurm's defaults where it does not answer."""
-    return parse_site(_ask("scontrol", "show", "config"))
+    """The site's settings; Slurm's defaults, not `told`, where it does not answer."""
+    text = _ask("scontrol", "show", "config")
+    return parse_site(text) if text else Site(told=False)
 
 
 def ask_preempt_mode(job: Job, site: Site) -> str:

@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-SCRUBBED: Final = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMIX_")
-"""Left by an enclosing job or step; they would bind or size the new process (a known cause of 3x slower jobs)."""
+SCRUBBED: Final = (
+    *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMIX_"),
+    *("SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "SCONTROL_"),
+)
+"""Left by an enclosing job or step: they would bind or size the new process (a known cause of 3x slower jobs). Or a person's
+habits: they filter and format what Slurm's commands say (SQUEUE_STATES, SINFO_PARTITION), or make them ask back."""
 KEPT: Final = frozenset({"SLURM_CONF"})
 """A site or cluster whose slurm.conf is not in the default place needs it."""
 

@@ -12,7 +12,6 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +47,11 @@ class ScriptExecutor(SlurmExecutor):  # type: ignore[misc,unused-ignore]
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script
 
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        """Without what an enclosing job left. `os.environ` stays: other threads start processes from it meanwhile."""
+        left = sorted(os.environ.keys() - child_environment({}).keys())
+        return ["env", *(word for name in left for word in ("-u", name)), "sbatch", str(submission_file_path)]
+
 
 def script_for(config: RunConfig, layout: RunLayout) -> str:
     """The sbatch script of this run. Raises ConfigError where the configuration makes no job."""
@@ -67,7 +71,7 @@ def submit(script: str, layout: RunLayout) -> Submission:
     """Submit `script`; it is kept beside its log in RUN/jobs. Raises SlurmCommandFailed with sbatch's words."""
     layout.jobs.mkdir(exist_ok=True)
     try:
-        with scrubbed_environment(), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()):
             job = ScriptExecutor(layout.jobs, script)._submit_command("")
     except (FailedJobError, FailedSubmissionError) as error:
         raise SlurmCommandFailed(
@@ -103,16 +107,3 @@ def check_slurm() -> None:
         raise MissingInput(
             "srun: no such program", fix="submit from a login node, or look at the script with --dry-run"
         )
-
-
-@contextlib.contextmanager
-def scrubbed_environment() -> Iterator[None]:
-    """os.environ as a process outside any job has it; restored afterwards."""
-    before, kept = dict(os.environ), child_environment({})
-    os.environ.clear()
-    os.environ.update(kept)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -37,22 +37,39 @@ class World:
         self.told: list[str] = []
         self.asked: list[tuple[str, ...]] = []
         self.requeue_fails = False
+        self.silent = 0
+        """So many questions to come are not answered."""
+        self.successors = 0
         patch.setenv("SLURM_JOB_ID", "7")
         patch.setattr(module.lifetime, "ask_job", lambda job: self.job)
         patch.setattr(module.lifetime, "ask_site", lambda: self.site)
         patch.setattr(module.lifetime, "ask_preempt_mode", lambda job, site: "REQUEUE")
         patch.setattr(module, "LOOK_AGAIN_S", 0.0)
         patch.setattr(module, "query", self._query)
-        patch.setattr(module, "submit_successor", lambda layout, job: Submission("8", root, root))
+        patch.setattr(module, "submit_successor", self._submit)
+
+    def _submit(self, layout: RunLayout, job: str) -> Submission:
+        self._answer()
+        self.successors += 1
+        return Submission("8", layout.root, layout.root)
+
+    def _answer(self) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise SlurmCommandFailed("Unable to contact slurm controller")
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
 
     def _query(self, *argv: str) -> str:
         self.asked.append(argv)
+        self._answer()
         if self.requeue_fails:
             raise SlurmCommandFailed("Requested operation is presently disabled")
         return ""
 
     async def departure(self) -> Departure:
-        departure = Departure(self.config, self.layout, self.told.append, lambda: self.now)
+        departure = Departure(self.config, self.layout, self.told.append, lambda: self.now, self.pause)
         await departure.learn()
         return departure
 
@@ -162,6 +179,79 @@ async def test_a_requeue_that_slurm_refuses_leaves_a_successor(world: World) -> 
         departure.hand_back()
 
 
+@pytest.mark.parametrize("site", [Site(), Site(requeue_exit=(75,))])
+async def test_a_preemption_during_the_drain_leaves_at_its_own_end(world: World, site: Site) -> None:
+    world.site = site
+    departure = await world.departure()
+    world.now = 900.0
+    departure.tick()
+    assert departure.ending is not None and departure.ending.end == 1000.0
+    assert world.job is not None
+    world.job = replace(world.job, preempted=900.0, end=930.0)
+    assert await judged(departure, lambda: departure.asked_to_end("cell-0")) is Cause.PREEMPTION
+    world.now = 911.0
+    assert departure.due() and departure.save_within_s() == 18.0
+
+
+async def test_the_jobs_own_signal_may_tell_of_a_preemption(world: World) -> None:
+    """PreemptParameters=send_user_signal: nobody gets SIGTERM."""
+    departure = await world.departure()
+    assert world.job is not None
+    world.job = replace(world.job, preempted=10.0, end=40.0)
+    assert await judged(departure, lambda: departure.signalled("SIGUSR2")) is Cause.PREEMPTION
+    assert departure.ending is not None and departure.ending.end == 40.0
+
+
+@pytest.mark.parametrize("draining", [True, False])
+async def test_a_job_killed_for_its_time_limit_leaves_a_successor(world: World, draining: bool) -> None:
+    departure = await world.departure()
+    departure.progressed = True
+    if draining:
+        await judged(departure, lambda: departure.signalled("SIGUSR2"))
+    assert world.job is not None
+    world.job, world.now = replace(world.job, state="COMPLETING", reason="TimeLimit"), 1001.0
+    assert await judged(departure, lambda: departure.signalled("SIGTERM")) is Cause.TIMED_OUT
+    assert departure.due()
+    with pytest.raises(HandedBack, match="job 8"):
+        departure.hand_back()
+    assert world.asked == []
+
+
+async def test_slurm_that_does_not_answer_for_a_while_takes_the_job_back_later(world: World) -> None:
+    world.site = Site()
+    departure = await world.departure()
+    departure.progressed = True
+    await judged(departure, lambda: departure.signalled("SIGUSR2"))
+    world.silent, world.job = 3, None
+    with pytest.raises(HandedBack, match="by scontrol requeue"):
+        departure.hand_back()
+    assert world.successors == 0 and world.now > 0
+
+
+async def test_a_requeue_whose_answer_is_late_is_not_doubled_by_a_successor(world: World) -> None:
+    world.site, world.requeue_fails = Site(), True
+    departure = await world.departure()
+    departure.progressed = True
+    await judged(departure, lambda: departure.signalled("SIGUSR2"))
+    world.job = Job("PENDING")
+    with pytest.raises(HandedBack, match="by scontrol requeue"):
+        departure.hand_back()
+    assert world.successors == 0
+
+
+async def test_a_successor_that_is_refused_before_the_end_is_submitted_at_the_end(world: World) -> None:
+    assert world.job is not None
+    world.job = replace(world.job, requeue=False)
+    departure = await world.departure()
+    departure.progressed = True
+    await judged(departure, lambda: departure.signalled("SIGUSR2"))
+    world.silent = 1
+    await departure.leave_successor()
+    with pytest.raises(HandedBack, match="job 8"):
+        departure.hand_back()
+    assert world.successors == 1
+
+
 async def test_jobs_in_a_row_without_progress_end_with_an_error(world: World) -> None:
     async def one_job(*, progress: bool, preempted: bool = False) -> Departure:
         departure = await world.departure()
@@ -188,6 +278,17 @@ async def test_a_site_without_requeue_exit_cannot_be_told_to_use_it(world: World
     world.site, world.config.cluster.job.requeue_by = Site(), "exit"
     with pytest.raises(ConfigError, match="no RequeueExit"):
         await world.departure()
+
+
+async def test_a_site_that_does_not_answer_is_not_one_without_requeue_exit(world: World) -> None:
+    world.site, world.config.cluster.job.requeue_by = Site(told=False), "exit"
+    departure = await world.departure()
+    world.site, world.now = Site(requeue_exit=(75,)), 60.0
+    await judged(departure, departure.tick)
+    departure.progressed = True
+    await judged(departure, lambda: departure.signalled("SIGUSR2"))
+    with pytest.raises(HandedBack, match="exit code 75"):
+        departure.hand_back()
 
 
 async def test_on_one_machine_a_signal_is_a_persons_and_time_does_not_end(

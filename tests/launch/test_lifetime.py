@@ -57,6 +57,14 @@ def test_a_preempted_job_has_the_time_of_it_and_an_earlier_end() -> None:
     )
 
 
+def test_a_job_killed_for_its_time_limit_is_told_from_one_that_ends_otherwise() -> None:
+    ending = RUNNING.replace("JobState=RUNNING", "JobState=COMPLETING")
+    killed, other = parse_job(ending.replace("Reason=None", "Reason=TimeLimit")), parse_job(ending)
+    assert killed is not None and killed.timed_out and other is not None and not other.timed_out
+    waiting = parse_job(RUNNING.replace("RUNNING Reason=None", "PENDING Reason=TimeLimit"))
+    assert waiting is not None and not waiting.timed_out, "that reason keeps a job from starting"
+
+
 def test_of_a_het_job_the_first_component_counts_wherever_it_is_printed() -> None:
     assert parse_job(HET) == Job("COMPLETING", requeue=False, partition="service", qos="long", het=True)
 
@@ -90,7 +98,7 @@ def test_a_slurm_that_does_not_answer_is_unknown(monkeypatch: pytest.MonkeyPatch
         raise SlurmCommandFailed("slurm_load_jobs error: Unable to contact slurm controller")
 
     monkeypatch.setattr(lifetime, "query", refuse)
-    assert lifetime.ask_job("8") is None and lifetime.ask_site() == Site()
+    assert lifetime.ask_job("8") is None and lifetime.ask_site() == Site(told=False)
 
 
 @pytest.mark.parametrize(
