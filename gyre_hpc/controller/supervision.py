@@ -105,16 +105,23 @@ class Supervision:
     async def relaunch_the_dead(self) -> list[Peer]:
         """Start every peer whose process has ended again, where a node has room for it.
 
+        Cells are of one size: once one has found no room, those that wait with it are not tried.
         Raises PeerLost when the restarts are used up, or no cell has found room for `cluster.start_timeout_s`.
         """
-        started = []
+        started: list[Peer] = []
+        full = False
         for peer in self._peers.dead():
             if peer.id not in self._waiting:
                 await self._lay_blame(peer)
             elif self._clock() < self._waiting[peer.id]:
                 continue
+            elif full:
+                self._waiting[peer.id] = self._clock() + RETRY_S
+                continue
             if await self._launched(peer):
                 started.append(peer)
+            else:
+                full = True
         return started
 
     async def _lay_blame(self, peer: Peer) -> None:

@@ -14,6 +14,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from gyre_hpc.launch.plan import CONTROLLER, ProcessSpec
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)
+HOLDS_ITS_NODES: Final = frozenset({"RUNNING", "SUSPENDED"})
+UNANSWERED_S: Final = 20.0
 KILL_S: Final = 15.0
 """A step on a node that answers ends well within this, once it is killed."""
 PROBE_S: Final = 15.0
@@ -63,6 +66,7 @@ class SlurmLauncher:
         self._planned = planned_steps(cluster, allocation.nodes)
         self._running: dict[str, Placement] = {}
         self._serial = itertools.count(1)
+        self._ask_after = float("-inf")
 
     @classmethod
     def from_environment(
@@ -130,15 +134,28 @@ class SlurmLauncher:
         return await asyncio.to_thread(self._usable)
 
     def _usable(self) -> frozenset[str] | None:
-        """Nodes the job still has (Slurm cuts a failed one out of a job started with --no-kill) and that answer Slurm."""
+        """Nodes the job still has (Slurm cuts a failed one out of a job started with --no-kill) and that answer Slurm.
+
+        None also of a job that does not run: one that ends or is requeued loses its nodes one by one, and none of them is bad.
+        After no answer Slurm is left alone for UNANSWERED_S: whoever waits for one waits long.
+        """
+        if time.monotonic() < self._ask_after:
+            return None
         try:
-            names = hostnames(query("squeue", "-h", "-j", self._jobs[0], "-o", "%N"))
+            listed = query("squeue", "-h", "-j", self._jobs[0], "-o", "%T %N").splitlines()
+            states, nodelists = zip(*(line.split(maxsplit=1) for line in listed), strict=True)
+            if not HOLDS_ITS_NODES.issuperset(states):
+                return None
+            names = hostnames(" ".join(nodelists))
             lines = query("sinfo", "-h", "-N", "-n", ",".join(names), "-o", "%N %t %P")
         except SlurmCommandFailed as error:
             log.warning("placing on the job's first node list: %s", error)
+            self._ask_after = time.monotonic() + UNANSWERED_S
             return None
-        states = {node: state for each in node_states(lines).values() for node, state in each.items()}
-        return frozenset(name for name in names if _takes_steps(states.get(name, "unknown")))
+        except ValueError:  # no job, or one without nodes
+            return None
+        node_state = {node: state for each in node_states(lines).values() for node, state in each.items()}
+        return frozenset(name for name in names if _takes_steps(node_state.get(name, "unknown")))
 
     async def _live_nodes(self) -> list[Node]:
         usable = await self.usable()

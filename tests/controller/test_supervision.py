@@ -11,7 +11,7 @@ from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.inbound import NOT_STARTED
 from gyre_hpc.controller.nodes import RETRY_S
 from gyre_hpc.controller.peers import Peer
-from gyre_hpc.controller.supervision import Supervision
+from gyre_hpc.controller.supervision import Death, Supervision
 from gyre_hpc.errors import NodeUnfit, NoRoom, PeerLost
 from gyre_hpc.transport.messages import PeerKind
 
@@ -140,3 +140,21 @@ async def test_a_run_without_any_cell_ends_when_no_node_had_room_for_long() -> N
             bench.now = now
             await bench.supervision.relaunch_the_dead()
     assert bench.now > 300
+
+
+async def test_of_many_cells_without_room_one_is_tried_at_a_time() -> None:
+    """Each try asks Slurm several things, and the controller waits for the answers."""
+    bench = Bench(restarts=9, window_s=3600)
+    bench.peers.room = False
+    for index in range(2, 50):
+        peer = Peer(PeerKind.CELL, index, dead=True)
+        bench.peers.peers[peer.id] = peer
+    bench.supervision._deaths = {peer.id: Death(NOT_STARTED, "", False) for peer in bench.peers.dead()}
+    await bench.supervision.relaunch_the_dead()
+    before = bench.peers.tried
+    for round in range(1, 4):
+        bench.now = round * (RETRY_S + 1)
+        await bench.supervision.relaunch_the_dead()
+        assert bench.peers.tried == before + round
+    bench.peers.room, bench.now = True, 100.0
+    assert len(await bench.supervision.relaunch_the_dead()) == 49

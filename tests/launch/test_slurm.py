@@ -18,7 +18,11 @@ from gyre_hpc.config import save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.hydra_app import compose
+from gyre_hpc.launch import slurm
+from gyre_hpc.launch.allocation import Allocation
 from gyre_hpc.launch.choice import make_launcher
+from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.placement import Node
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.scratch import job_folder
 from gyre_hpc.launch.slurm import NODE_LOST, SlurmLauncher, SlurmStep
@@ -30,6 +34,45 @@ def test_slurm_outside_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigError, match="sbatch"):
         make_launcher(ClusterConfig(kind="slurm"), RunLayout(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("squeue_says", "usable"),
+    [
+        ("RUNNING n[1-2]", {"n1", "n2"}),
+        ("RUNNING n1\nRUNNING n2", {"n1", "n2"}),
+        ("COMPLETING n2", None),
+        ("RUNNING n1\nCOMPLETING n2", None),
+        ("PENDING ", None),
+        ("", None),
+    ],
+)
+def test_a_job_that_loses_its_nodes_because_it_ends_says_nothing_about_them(
+    squeue_says: str, usable: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"squeue": squeue_says, "sinfo": "n1 alloc main*\nn2 mix main*"}
+    monkeypatch.setattr(slurm, "query", lambda *argv: answers[argv[0]])
+    monkeypatch.setattr(slurm, "hostnames", lambda nodelist: ["n1", "n2"])
+    assert bare_launcher(monkeypatch)._usable() == usable
+
+
+def test_slurm_that_does_not_answer_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(*argv: str) -> str:
+        asked.append(argv)
+        raise SlurmCommandFailed("no answer within 30 s")
+
+    monkeypatch.setattr(slurm, "query", refuse)
+    launcher = bare_launcher(monkeypatch)
+    assert [launcher._usable() for _ in range(5)] == [None] * 5 and len(asked) == 1
+    launcher._ask_after = 0.0
+    assert launcher._usable() is None and len(asked) == 2
+
+
+def bare_launcher(monkeypatch: pytest.MonkeyPatch) -> SlurmLauncher:
+    monkeypatch.setattr(slurm, "read_gres", lambda allocation: {})
+    return SlurmLauncher(Allocation(("7",), (Node("n1", 4, None), Node("n2", 4, None))), ClusterConfig())
 
 
 @pytest.fixture(scope="module")
