@@ -61,8 +61,8 @@ class Observer:
     def batch_opened(self) -> None:
         self._step_started = self.clock()
 
-    def step(self, record: StepTaken, groups: list[GroupProcessed], micro_steps: int) -> None:
-        """The optimizer has stepped."""
+    def step(self, record: StepTaken, step: int, groups: list[GroupProcessed], micro_steps: int) -> None:
+        """The optimizer has stepped; `step` of the steps that count, from 1."""
         rewards = [reward for group in groups for reward in group.rewards]
         line = m.Step(
             t=self.now(),
@@ -77,7 +77,7 @@ class Observer:
             seconds=self.clock() - self._step_started,
         )
         self.writer.write(line)
-        self.progress.step(line)
+        self.progress.step(line, step)
 
     def ended(self, execution: Execution) -> None:
         """An execution has its final outcome."""

@@ -40,7 +40,8 @@ class Progress:
         self._status_at = self._clock()
         self._started = self._clock()
 
-    def step(self, line: m.Step) -> None:
+    def step(self, line: m.Step, step: int) -> None:
+        """`step` counts those that are not undone; where some were, the version is another number and told too."""
         now = self._clock()
         if self._first_step_at is None:
             self._first_step_at = now - line.seconds
@@ -49,7 +50,9 @@ class Progress:
         score = "-" if line.score is None else f"{line.score:.3f}"
         norm = line.metrics.get("grad_norm")
         self.console.print(
-            f"step {line.version:>3}/{self._steps}  score {score}  executions {line.executions}"
+            f"step {step:>3}/{self._steps}"
+            + (f"  version {line.version}" if line.version != step else "")
+            + f"  score {score}  executions {line.executions}"
             f"  tokens {line.tokens_trained}  micro-steps {line.micro_steps}"
             + (f"  grad norm {norm:.3f}" if norm is not None else "")
             + f"  {line.seconds:.1f} s"

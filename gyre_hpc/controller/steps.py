@@ -134,7 +134,7 @@ class Steps:
             staleness=staleness,
             tokens_trained=sum(group.trained_tokens for group in groups),
         )
-        self.observer.step(record, groups, len(ledger))
+        self.observer.step(record, self.state.step_of(message.version), groups, len(ledger))
         self.batches.trainer_version[core] = message.version
         self.batches.release()
         self.driver.feed(p.BatchDone(stepped=True), record)

@@ -163,7 +163,7 @@ def test_a_step_is_scored_by_the_valid_rewards_of_its_groups(watch: Watch) -> No
     groups = [
         GroupProcessed(GroupId(i), len(each), each, (), 450, 4, 0, "") for i, each in enumerate(rewards)
     ]
-    watch.observer.step(record, groups, 3)
+    watch.observer.step(record, record.version, groups, 3)
     (line,) = watch.lines(m.Step)
     assert (line.version, line.score, line.groups, line.executions) == (4, 0.5, 2, 5)
     assert (line.micro_steps, line.tokens_trained, line.staleness, line.seconds) == (3, 900, (0, 2), 4.0)
@@ -271,10 +271,15 @@ def a_step(version: int, seconds: float = 20.0) -> m.Step:
 
 
 def test_a_step_is_one_line(watch: Watch) -> None:
-    watch.progress.step(a_step(3))
+    watch.progress.step(a_step(3), 3)
     assert watch.screen.getvalue() == (
         "step   3/30  score 0.438  executions 32  tokens 4100  micro-steps 16  grad norm 0.500  20.0 s\n"
     )
+
+
+def test_a_step_after_undone_ones_is_counted_as_the_run_counts_and_its_version_told(watch: Watch) -> None:
+    watch.progress.step(a_step(33), 30)
+    assert watch.screen.getvalue().startswith("step  30/30  version 33  score 0.438  ")
 
 
 def test_between_steps_a_line_every_few_seconds_tells_where_the_run_is(watch: Watch) -> None:
@@ -290,9 +295,9 @@ def test_between_steps_a_line_every_few_seconds_tells_where_the_run_is(watch: Wa
 
 def test_the_time_left_follows_the_pace_of_the_steps_so_far(watch: Watch) -> None:
     watch.clock.t = 100.0
-    watch.progress.step(a_step(1, seconds=20.0))
+    watch.progress.step(a_step(1, seconds=20.0), 1)
     watch.clock.t = 120.0
-    watch.progress.step(a_step(2, seconds=20.0))
+    watch.progress.step(a_step(2, seconds=20.0), 2)
     watch.progress.tick(state(version=Version(2)), [])
     assert watch.screen.getvalue().splitlines()[-1].endswith("left ~9:20")
 
