@@ -1,7 +1,7 @@
 """The controller: events in, decisions carried out, both journaled.
 
 One queue brings everything peers do (`peers.py`); `Driver` gives events to the schedule and journals each with its
-decisions, which are carried out here. Role switches (`cell_table.py`), executions (`executions.py`), optimizer steps
+decisions, which `decisions.py` carries out. Role switches (`cell_table.py`), executions (`executions.py`), optimizer steps
 (`steps.py`, `batches.py`, `weights.py`) and the processor's groups (`processing.py`) are message-driven state machines that
 call back into `feed`. No step of them blocks. What a person sees is `observer.py`'s.
 """
@@ -13,14 +13,14 @@ import contextlib
 import logging
 import math
 import time
-from dataclasses import dataclass
 
-from gyre_hpc.config import RunConfig
 from gyre_hpc.controller import queries, resume
 from gyre_hpc.controller.adoption import Holdings, Survivors
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
 from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
 from gyre_hpc.controller.channels import make_channels
+from gyre_hpc.controller.context import RunContext
+from gyre_hpc.controller.decisions import Decisions
 from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.ending import Ending
@@ -32,7 +32,6 @@ from gyre_hpc.controller.journal import (
     AnyEntry,
     AttemptOpened,
     Closed,
-    Journal,
     Outcome,
     Resumed,
     Sealed,
@@ -42,16 +41,13 @@ from gyre_hpc.controller.leaving import Leaving
 from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.processing import Processing
-from gyre_hpc.controller.progress import Progress
 from gyre_hpc.controller.reception import SERVICES, Reception
 from gyre_hpc.controller.snapshots import Snapshot, Snapshots
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
 from gyre_hpc.controller.weights import WeightKeeper
 from gyre_hpc.errors import ScheduleStuck
-from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, GroupId, Version
-from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.state import GroupStatus
 from gyre_hpc.transport import messages as msg
@@ -59,19 +55,6 @@ from gyre_hpc.transport.messages import PeerKind
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What a controller is given: the run's configuration, folder, secret, epoch and open files."""
-
-    config: RunConfig
-    layout: RunLayout
-    secret: bytes
-    epoch: int
-    journal: Journal
-    metrics: MetricsWriter
-    progress: Progress
 
 
 class Controller:
@@ -82,11 +65,10 @@ class Controller:
         self.config, self.journal = context.config, context.journal
         self.journal.appended = self._appended
         self.snapshots = Snapshots(self.journal, self._snapshot)
-        self.evaluations, self.forecasts = history.evaluations, history.forecasts
+        self.evaluations = history.evaluations
         self.started_at = history.started_at or time.time()
-        self._stop_reason = history.state.stop_reason
-        self._groups_ended = self._burst_ended = False
         self._ticked_at = time.monotonic()
+        self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
         self.departure = Departure(self.config, context.layout, context.progress.note)
         self.departure.durations.add(
             second for past in history.forecasts.durations().values() for second in past
@@ -95,13 +77,16 @@ class Controller:
         self.external: ExternalServices | None = None
         patience_s = cluster.suspect_after_s + cluster.lost_after_s
         if cluster.runners == "external":
-            self.external = ExternalServices(self.config, context.layout, peers, self._fault)
+            self.external = ExternalServices(self.config, context.layout, peers, self.observer.fault)
             patience_s = math.inf
         self.survivors = Survivors(peers, patience_s)
-        self.observer = Observer(context.metrics, context.progress, lambda: time.time() - self.started_at)
         self.supervision = Supervision(peers, self.config.cluster, context.layout.root, self.observer.fault)
         self.driver = Driver(
-            history.state, self.journal, lambda: self.steps.sync(), self._carry_out, self._settled
+            history.state,
+            self.journal,
+            lambda: self.steps.sync(),
+            lambda decision: self.decisions.carry_out(decision),
+            self._settled,
         )
         self.executions = ExecutionTable(self._execution_hooks())
         self.processing = Processing(lambda message: peers.send(PeerKind.PROCESSOR, 0, message), self._query)
@@ -117,6 +102,17 @@ class Controller:
             self.processing,
             self.observer,
         )
+        self.decisions = Decisions(
+            self.config,
+            history,
+            self.driver,
+            self.executions,
+            self.processing,
+            self.cells,
+            self.batches,
+            self.steps,
+            self.observer,
+        )
         self.guests = Guests(
             self.config,
             context.layout,
@@ -126,7 +122,7 @@ class Controller:
             self.journal,
             history,
             self.observer,
-            over=lambda: self._stop_reason is not None,
+            over=lambda: self.decisions.stop_reason is not None,
         )
         self.channels = make_channels(
             self.config, context.layout, context.secret, context.epoch, peers, self.observer.fault
@@ -227,20 +223,22 @@ class Controller:
                 await self.departure.leave_successor()
         finally:
             self.processing.send(msg.Seal())
-            if self._stop_reason is not None:
-                self.guests.dismiss(self._stop_reason or "done")
+            if self.decisions.stop_reason is not None:
+                self.guests.dismiss(self.decisions.stop_reason or "done")
             if self.external is not None and (self._ended() or self.departure.ending is None):
-                self.peers.end_external(self._stop_reason or "done")
+                self.peers.end_external(self.decisions.stop_reason or "done")
             if self.channels is not None:
                 await self.channels.close()
-            why = str(self.departure.ending or self._stop_reason or "done")
+            why = str(self.departure.ending or self.decisions.stop_reason or "done")
             await self.peers.shut_down(why, self.departure.shutdown_within_s())
             await self.weights.tidied()
             await self.snapshots.written()
             self.journal.close()
             self.observer.close()
-        if self._stop_reason and ending is None:
-            raise ScheduleStuck(self._stop_reason, fix=f"see {self.context.layout.logs(self.context.epoch)}")
+        if self.decisions.stop_reason and ending is None:
+            raise ScheduleStuck(
+                self.decisions.stop_reason, fix=f"see {self.context.layout.logs(self.context.epoch)}"
+            )
         return ending
 
     async def _launch_all(self) -> None:
@@ -250,7 +248,7 @@ class Controller:
         for kind in SERVICES:
             if kind not in self.peers.survivors:
                 await self.peers.launch(kind, 0)
-        if self._stop_reason is None:
+        if self.decisions.stop_reason is None:
             for index in range(self.config.cluster.cells):
                 self.cells.add(CellId(index), self.config.engine.capacity, known=self.history.fresh)
                 await self.peers.launch_first(PeerKind.CELL, index)
@@ -268,9 +266,6 @@ class Controller:
         if self.external is not None:
             self.external.check()
         return self.departure.ending is None
-
-    def _fault(self, who: str, what: str) -> None:
-        self.observer.fault(who, what)
 
     def _gateway_url(self) -> str:
         """ "" while the gateway, or an external runner, is away: launches wait for both."""
@@ -302,7 +297,7 @@ class Controller:
             self._count_valid(history.outcomes[id])
         resume.go_on(self.executions, history, self.context.progress.note, holdings)
         history.forget_all_but(groups, self.processing.unsealed)
-        self._forecast()
+        self.decisions.forecast()
         self.steps.evaluate_if_awaited()
 
     async def _serve(self) -> None:
@@ -318,9 +313,9 @@ class Controller:
 
     def _ended(self) -> bool:
         """The schedule has stopped; after the last step the outcomes still under way are waited for."""
-        if self._stop_reason is None:
+        if self.decisions.stop_reason is None:
             return False
-        return bool(self._stop_reason) or (self.reception.ready and not self.executions.unfinished())
+        return bool(self.decisions.stop_reason) or (self.reception.ready and not self.executions.unfinished())
 
     def _tick(self) -> None:
         self._ticked_at = time.monotonic()
@@ -349,14 +344,14 @@ class Controller:
     def _settled(self) -> None:
         self.leaving.heard_at = time.monotonic()
         self.processing.forget_all_but(self.driver.state.groups)
-        if self._groups_ended:
+        if self.decisions.groups_ended:
             self._forget_ended_groups()
         self.observer.water(self.driver.state)
 
     def _forget_ended_groups(self) -> None:
         """What nobody can ask for again leaves every table; at the end of a burst a snapshot may be due."""
-        groups, burst_ended = self.driver.state.groups, self._burst_ended
-        self._groups_ended = self._burst_ended = False
+        groups, burst_ended = self.driver.state.groups, self.decisions.burst_ended
+        self.decisions.groups_ended = self.decisions.burst_ended = False
         self.executions.forget_all_but(groups)
         self.history.forget_all_but(groups, self.processing.unsealed)
         if burst_ended:
@@ -364,57 +359,6 @@ class Controller:
 
     def _snapshot(self) -> Snapshot:
         return self.history.snapshot(self.context.epoch, self.journal.end, self.driver.state)
-
-    def _carry_out(self, decision: p.AnyDecision) -> None:
-        match decision:
-            case p.Dispatch(groups=groups, version=version):
-                for group in groups:
-                    self._dispatch(group, version)
-                self._forecast()
-            case p.Launch(ids=ids):
-                for id in ids:
-                    self.executions.launch(id)
-            case p.LaunchEvaluation(ids=ids):
-                for id in ids:
-                    position = self.evaluations.position(id)
-                    self.executions.register(id, None, queries.heldout_query(self.config.tasks, position))
-                    self.executions.launch(id)
-            case p.Withdraw(ids=ids):
-                for id in ids:
-                    self.executions.withdraw(id)
-            case p.ToTraining(cell=cell):
-                self.cells.to_training(cell)
-            case p.ToRollout(cell=cell):
-                self.steps.to_rollout(cell)
-            case p.CloseBatch():
-                self.batches.close()
-            case p.Publish(version=version):
-                self.steps.publish(version)
-            case p.WriteOff(group=group, reason=reason):
-                self._groups_ended = True
-                self.observer.fault(f"group {group}", f"written off: {reason}")
-            case p.EndBurst(version=end):
-                self._groups_ended = self._burst_ended = True
-                self.observer.burst_ended(self.driver.state.burst.index, end)
-                self.processing.send(msg.Seal())
-            case p.RestoreCore(cell=cell):
-                self.steps.restore_core(cell)
-            case p.Stop(reason=reason):
-                self._stop_reason = reason
-            case p.CloseJoinWindow():
-                log.debug("join window closed")
-
-    def _dispatch(self, group: p.DispatchedGroup, version: Version) -> None:
-        query = self._query(group.group)
-        for id in group.executions:
-            self.executions.register(id, group.group, query)
-        self.processing.expect(group.group, version, group.executions)
-
-    def _forecast(self) -> None:
-        """Tell the schedule what it waits for before it launches (`schedule.launch_order=longest_first`)."""
-        waiting = self.driver.state.unforecast
-        if waiting:
-            self.feed(self.forecasts.event(waiting, self._query))
 
     # ---- outcomes -----------------------------------------------------------------------------------------------
 

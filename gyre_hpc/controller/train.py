@@ -14,7 +14,8 @@ from pathlib import Path
 from gyre_hpc import models
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.controller.adoption import expect_survivors
-from gyre_hpc.controller.controller import Controller, RunContext
+from gyre_hpc.controller.context import RunContext
+from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.freeze import freeze_code
 from gyre_hpc.controller.history import History, read_history

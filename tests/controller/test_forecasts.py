@@ -9,7 +9,8 @@ from typing import Any, cast
 from rich.console import Console
 
 from gyre_hpc.config import RunConfig, ScheduleConfig, TasksConfig
-from gyre_hpc.controller.controller import Controller, RunContext
+from gyre_hpc.controller.context import RunContext
+from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.forecasts import Forecasts
 from gyre_hpc.controller.history import read_history
 from gyre_hpc.controller.journal import Happened, Journal, Outcome, read_journal

@@ -15,7 +15,8 @@ from typing import Any, cast
 from rich.console import Console
 
 from gyre_hpc.config import ModelConfig, RunConfig
-from gyre_hpc.controller.controller import Controller, RunContext
+from gyre_hpc.controller.context import RunContext
+from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.history import read_history
 from gyre_hpc.controller.inbound import Connected, Exited, Inbound, PeerId, Said
 from gyre_hpc.controller.journal import Journal
