@@ -55,15 +55,15 @@ def _stage(arguments: list[str]) -> None:
 
 
 def _sweep(arguments: list[str]) -> None:
-    from gyre_hpc import cli_slurm
+    from gyre_hpc import cli_sweep
 
-    cli_slurm.sweep(_parser("sweep"), arguments, Console(highlight=False))
+    cli_sweep.sweep(_parser("sweep"), arguments, Console(highlight=False))
 
 
 def _doctor(arguments: list[str]) -> None:
-    from gyre_hpc import cli_slurm
+    from gyre_hpc import cli_doctor
 
-    cli_slurm.doctor(_parser("doctor"), arguments, Console(highlight=False))
+    cli_doctor.doctor(_parser("doctor"), arguments, Console(highlight=False))
 
 
 def _cells(arguments: list[str]) -> None:

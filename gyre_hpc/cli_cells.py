@@ -13,6 +13,7 @@ from typing import Final
 
 from rich.console import Console
 
+from gyre_hpc.cli_output import say
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.launch import profiles
@@ -90,7 +91,7 @@ def _add(given: argparse.Namespace, layout: RunLayout, console: Console) -> None
     script = guest_script(config, layout, given.cells, rollout_only=given.rollout_only)
     told = [f"nodes   {component}" for component in request.components]
     if given.dry_run:
-        _print(console, script, *told)
+        say(console, script, *told)
         return
     _check_alive(layout)
     slurm.check_slurm()
@@ -103,7 +104,7 @@ def _add(given: argparse.Namespace, layout: RunLayout, console: Console) -> None
         *told,
     ]
     told += [f"        watch:    squeue -j {taken.job}; gyre cells list {layout.root}"]
-    _print(console, *told, f"        end it:   scancel {taken.job}")
+    say(console, *told, f"        end it:   scancel {taken.job}")
 
 
 def _config_of_the_job(given: argparse.Namespace, layout: RunLayout) -> RunConfig:
@@ -175,9 +176,4 @@ def _list(given: argparse.Namespace, layout: RunLayout, console: Console) -> Non
         if isinstance(entry, GuestsJoined):
             source = f"job {entry.job} on {entry.host}" if entry.job else entry.host
             rows += [(cell, f"{source}, {entry.kind}") for cell in entry.cells]
-    _print(console, *(f"cell-{cell:<4} {roles.get(cell, 'starting'):<10} {source}" for cell, source in rows))
-
-
-def _print(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+    say(console, *(f"cell-{cell:<4} {roles.get(cell, 'starting'):<10} {source}" for cell, source in rows))

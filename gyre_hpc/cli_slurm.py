@@ -1,4 +1,4 @@
-"""The verbs `gyre submit`, `gyre controller`, `gyre stage`, `gyre sweep` and `gyre doctor`: one run as one Slurm job.
+"""The verbs `gyre submit`, `gyre controller` and `gyre stage`: one run as one Slurm job.
 
 `submit` composes and freezes the run on the login node and hands Slurm a script; `controller` is what that script, or
 slurm/train.sbatch, execs in the batch step. Slurm's own rules are in `gyre_hpc.launch`; here they meet the run.
@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 from rich.console import Console
 
 from gyre_hpc import hydra_app
+from gyre_hpc.cli_output import say
 from gyre_hpc.config import RunConfig, load_run_config
-from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch import profiles
 from gyre_hpc.launch.bad_nodes import submitted_exclude
-from gyre_hpc.launch.site import Site
 from gyre_hpc.layout import RunLayout
-
-if TYPE_CHECKING:
-    from gyre_hpc.sweep.results import Result
 
 Train = Callable[[RunConfig], None]
 
@@ -45,10 +39,10 @@ def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
     if config.cluster.runners == "external":
         plan += [f"nodes   {component}" for component in request_for_services(config.cluster).components]
     if given.dry_run:
-        _print(console, script, *plan)
+        say(console, script, *plan)
     else:
         told, commands = _submitted(config, folder)
-        _print(console, *told, *plan, *commands)
+        say(console, *told, *plan, *commands)
 
 
 def _submitted(config: RunConfig, folder: RunLayout | None) -> tuple[list[str], list[str]]:
@@ -84,94 +78,11 @@ def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Consol
 
     given = _parse(parser, arguments)
     config, folder = _run_to_submit(given.overrides, given.site)
-    _print(console, *staging.fetch(config))
+    say(console, *staging.fetch(config))
     for need in staging.needs(config, folder):
         state = f"missing: {need.error.message}" if need.error else need.found
-        _print(console, f"{need.what:<18} {state}")
+        say(console, f"{need.what:<18} {state}")
     staging.check_staged(config, folder)
-
-
-def sweep(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
-    """`gyre sweep status FOLDER [--json]`, `gyre sweep collect FOLDER [--json]`."""
-    from gyre_hpc.sweep import results
-    from gyre_hpc.sweep.manifest import Manifest
-
-    parser.add_argument(
-        "what", choices=("status", "collect"), help="how each point stands, or what it came to"
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="sweep folder")
-    parser.add_argument("--json", action="store_true", help="one JSON line per point")
-    given = parser.parse_args(arguments)
-    manifest = Manifest.existing(given.folder)
-    if given.what == "status":
-        standings = results.standings(manifest)
-        _print(console, *(map(_json, standings) if given.json else results.status_lines(standings)))
-    elif given.json:
-        _print(console, *map(_json, results.results(manifest)))
-    else:
-        _print_results(results.results(manifest), console)
-
-
-def _json(record: object) -> str:
-    import msgspec
-
-    return msgspec.json.encode(record).decode()
-
-
-def _print_results(points: list[Result], console: Console) -> None:
-    from gyre_hpc.sweep.results import table
-
-    if any(point.summary for point in points):
-        console.print(table(points))
-    _print(console, *(f"missing  {point.label}: {point.missing}" for point in points if point.missing))
-
-
-def doctor(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
-    """`gyre doctor [--json] [--root FOLDER] [--accepted FOLDER]`; inside slurm/accept.sbatch also --accept, --inside."""
-    from gyre_hpc.launch import accept, accept_node
-    from gyre_hpc.launch import doctor as doctors
-    from gyre_hpc.launch.site import site_of
-
-    given = _doctor_arguments(parser, arguments)
-    if given.inside:
-        node = os.environ.get("SLURMD_NODENAME", "")
-        accept_node.report_node(given.inside, node, given.nodes, lambda: doctors.inside(given.inside.parent))
-        return
-    site = (
-        accept.accept(given.accept) if given.accept else site_of(doctors.examine(given.root, given.accepted))
-    )
-    _tell_site(site, console, as_json=given.json)
-    faults = doctors.faults(site.findings)
-    if faults:
-        names = ", ".join(dict.fromkeys(finding.name for finding in faults))
-        raise GyreError(f"{len(faults)} faults: {names}", fix="each line with 'fault' says what to do")
-
-
-def _doctor_arguments(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    parser.add_argument("--json", action="store_true", help="one JSON object, as in site.json")
-    parser.add_argument("--root", type=Path, default=Path("runs"), help="where runs shall lie (key root)")
-    parser.add_argument(
-        "--accepted",
-        type=Path,
-        default=Path(),
-        metavar="FOLDER",
-        help="holds the site.json of slurm/accept.sbatch",
-    )
-    parser.add_argument("--accept", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--nodes", nargs="*", default=[], help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def _tell_site(site: Site, console: Console, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(site).decode() + "\n")
-        return
-    for finding in site.findings:
-        name = f"{finding.node} {finding.name}".strip()
-        _print(console, f"{finding.state.value:<8} {name:<21} {finding.found}")
-        if finding.fix:
-            _print(console, f"{'':<8} {'':<21} -> {finding.fix}")
 
 
 def controller(arguments: list[str], train: Train) -> None:
@@ -254,8 +165,3 @@ def _made(config: RunConfig) -> RunLayout:
     from gyre_hpc.controller.train import new_run
 
     return new_run(config)
-
-
-def _print(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre_hpc import cli, cli_slurm
+from gyre_hpc import cli, cli_doctor
 from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.launch import doctor
 from gyre_hpc.launch.site import Finding, Site, State, fault, ok, read_site, site_of, warning, write_site
@@ -73,7 +73,7 @@ def test_a_laptop_without_slurm_gets_findings_and_no_traceback(tmp_path: Path) -
     """A whole `gyre doctor` with no program of Slurm on PATH."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = [sys.executable, "-m", "gyre_hpc.cli", "doctor", "--json", "--root", str(tmp_path / "runs")]
-    env |= {"PATH": str(tmp_path), "PYTHONPATH": str(Path(cli_slurm.__file__).parents[1])}
+    env |= {"PATH": str(tmp_path), "PYTHONPATH": str(Path(cli_doctor.__file__).parents[1])}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     site = msgspec.json.decode(done.stdout, type=Site)
