@@ -17,6 +17,7 @@ from typing import Final
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.errors import PeerLost
+from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job_state import ENDED, job_state
 from gyre_hpc.launch.service_job import services_job, submit_services
 from gyre_hpc.layout import RunLayout
@@ -24,6 +25,8 @@ from gyre_hpc.layout import RunLayout
 log = logging.getLogger(__name__)
 LOOK_S: Final = 10.0
 """Seconds between two questions to Slurm while one of the two is away."""
+REFUSALS: Final = 30
+"""Submissions in a row that may fail: slurmctld may be away for minutes."""
 
 
 @dataclass
@@ -37,6 +40,7 @@ class ExternalServices:
     _look: asyncio.Task[str] | None = None
     _looked_at: float = 0.0
     _submissions: int = 0
+    _refusals: int = 0
 
     def check(self) -> None:
         """To be called often. Raises PeerLost when their job has ended and is not to be submitted again."""
@@ -66,5 +70,13 @@ class ExternalServices:
                 f"{self.layout.root}: {ended}",
                 fix=f"gyre submit resume={self.layout.root} submits it again; see {self.layout.jobs / f'{job}.log'}",
             )
-        self._submissions += 1
-        return f"{ended}: submitted again as job {submit_services(self.config, self.layout).job}"
+        try:
+            again = submit_services(self.config, self.layout).job
+        except SlurmCommandFailed as error:
+            self._refusals += 1
+            if self._refusals > REFUSALS:
+                raise
+            log.warning("%s", error)
+            return f"{ended}, and not submitted yet: {error.message}" if self._refusals == 1 else ""
+        self._submissions, self._refusals = self._submissions + 1, 0
+        return f"{ended}: submitted again as job {again}"

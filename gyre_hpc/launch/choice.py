@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 from gyre_hpc.config_cluster import ClusterConfig
@@ -35,6 +34,9 @@ async def tidy_nodes(launcher: object, cluster: ClusterConfig, layout: RunLayout
     scratch.remove(cluster, layout)
 
 
-def started_again() -> bool:
-    """Whether Slurm has started this job before: all it had started then was killed."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+def may_find_leftovers(cluster: ClusterConfig, epoch: int) -> bool:
+    """Whether an earlier controller's processes may have left things on these nodes; none of them is left.
+
+    Under Slurm they ended with their job, or with the earlier start of this one; elsewhere gateway and runner may live.
+    """
+    return cluster.kind == "slurm" and epoch > 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.incarnations import OUTLIVE, command, launch_number
-from gyre_hpc.launch.owner import acquire
+from gyre_hpc.launch.owner import acquire, release
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.messages import PeerKind
@@ -89,4 +89,7 @@ def serve(layout: RunLayout, cluster: ClusterConfig, launcher: Launcher) -> None
     """The life of the process. Raises RunOwned while another one serves the run, PeerLost."""
     layout.services.mkdir(exist_ok=True)
     owner = acquire(layout.services)
-    asyncio.run(ServiceHost(layout, cluster, launcher, owner.epoch).run())
+    try:
+        asyncio.run(ServiceHost(layout, cluster, launcher, owner.epoch).run())
+    finally:
+        release(layout.services, owner)

@@ -88,7 +88,7 @@ def with_options(script: str, options: list[str]) -> str:
 
 def continued(script: str, run: Path, job: str) -> str:
     """`script` as that of a job that waits for the end of `job` and goes on with `run` (pure)."""
-    ours = re.compile(r"#SBATCH\s+.?(--dependency\b|-d\b)|set -- '?resume=")
+    ours = re.compile(r"#SBATCH\s+'?(--dependency\b|-d(\b|after|singleton))|set -- '?resume=")
     lines = [line for line in script.splitlines() if not ours.match(line)]
     lines.insert(1, f"#SBATCH --dependency=afterany:{job}")
     lines.insert(_last_option(lines) + 1, "set -- " + shlex.quote(f"resume={run}"))

@@ -4,7 +4,8 @@ Every process of a run that has lost its controller for good calls `outlive` whe
 returns: after `cluster.orphan_grace_s` it hands the job back (`scontrol requeue`, where cluster.job.requeue, else scancel).
 That happens once Slurm itself has cut the batch host out of the job (after its SlurmdTimeout), and never when a newer
 controller owns the run, when the run is done, or when the job has ended or was restarted since: a broken link alone proves
-nothing. Several processes may do it at the same time. Outside Slurm, in another job than the controller's, or where Slurm's
+nothing. What Slurm calls well for WELL_S is well, and this process alone is cut off: it ends. Several processes may do all this
+at the same time; the larger the job, the more seldom each asks. Outside Slurm, in another job than the controller's, or where Slurm's
 commands are absent (a container) nobody is freed.
 
 A guest's cell that has lost its link calls `outlive_host`: the same for its own job, whose batch process is the cell host.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -34,6 +36,11 @@ from gyre_hpc.transport.hosts import node_name
 
 log = logging.getLogger(__name__)
 LOOK_S: Final = 5.0
+MOST_LOOK_S: Final = 60.0
+NODES_A_LOOK: Final = 16
+"""Nodes of a job whose processes may ask every LOOK_S; those of a larger one do in proportion, at least every MOST_LOOK_S."""
+WELL_S: Final = 1800.0
+"""Longer than any site's SlurmdTimeout, after which Slurm notices that a host is lost."""
 ALIVE: Final = frozenset({"RUNNING", "SUSPENDED"})
 
 
@@ -55,10 +62,13 @@ class JobNow:
     nodes: frozenset[str]
 
 
-def judge(job: JobNow | None, restarts: int, *, over: bool, superseded: bool) -> tuple[Verdict, str]:
+def judge(
+    job: JobNow | None, restarts: int, *, over: bool, superseded: bool, well_s: float = 0.0
+) -> tuple[Verdict, str]:
     """The verdict and why. `job` None: Slurm does not say. `restarts`: the lost controller's count of the job's restarts.
 
-    `over`: the grace is over. `superseded`: a newer controller owns the run, or the run is done.
+    `over`: the grace is over. `superseded`: a newer controller owns the run, or the run is done. `well_s`: since when Slurm
+    calls the batch host well.
     """
     if superseded:
         return Verdict.LEAVE, "the run has another controller, or is done"
@@ -69,6 +79,11 @@ def judge(job: JobNow | None, restarts: int, *, over: bool, superseded: bool) ->
     if job.state not in ALIVE or job.restarts > restarts:
         return Verdict.LEAVE, f"the job is {job.state}, restart {job.restarts}"
     if job.batch_host in job.nodes:
+        if well_s > WELL_S:
+            return (
+                Verdict.LEAVE,
+                f"for Slurm {job.batch_host} has been well for {WELL_S:g} s: only this process is cut off",
+            )
         return Verdict.WAIT, f"for Slurm the batch host {job.batch_host} is well"
     return Verdict.FREE, f"Slurm has lost the batch host {job.batch_host}"
 
@@ -127,12 +142,23 @@ def _watch(
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    began, said = time.monotonic() - waited_s, ""
-    while not ending.wait(LOOK_S):
-        over = time.monotonic() - began >= grace_s
+    began, said, look_s = time.monotonic() - waited_s, "", LOOK_S
+    well_since: float | None = None
+    while not ending.wait(look_s * random.uniform(0.5, 1.0)):
+        now = time.monotonic()
+        over = now - began >= grace_s
         job = job_now(id) if over else None
+        if job is not None:
+            look_s = max(LOOK_S, min(MOST_LOOK_S, LOOK_S * len(job.nodes) / NODES_A_LOOK))
+            well_since = (well_since or now) if job.batch_host in job.nodes else None
         restarts = job.restarts if restarts is None and job is not None else restarts
-        verdict, why = judge(job, restarts or 0, over=over, superseded=superseded())
+        verdict, why = judge(
+            job,
+            restarts or 0,
+            over=over,
+            superseded=superseded(),
+            well_s=0.0 if well_since is None else now - well_since,
+        )
         if why != said:
             log.warning("%s: %s", verdict.value, why)
             said = why

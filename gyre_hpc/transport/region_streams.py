@@ -212,10 +212,23 @@ async def _answer(sock: socket.socket, secret: bytes, region: str, way: str) -> 
 
 
 def _until_closed(sock: socket.socket, lessor: Lessor) -> None:
-    """Until the puller closes its connection or is gone."""
+    """Until the puller closes its connection or is gone; its host may be lost without a word."""
+    _keep_alive(sock)
+    closed = select.poll()  # not select: it fails for the descriptors of a process that has many
+    closed.register(sock, select.POLLIN)
     end = time.monotonic() + LEASE_S
-    while not select.select([sock], [], [], PROGRESS_S)[0] and time.monotonic() < end:
+    while not closed.poll(0) and time.monotonic() < end:
         lessor.progress()
+        time.sleep(PROGRESS_S)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Have the kernel ask a silent host whether it is there, and end the connection after SILENT_S."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, SILENT_S / 2), (socket.TCP_KEEPINTVL, SILENT_S / 12)):
+            sock.setsockopt(socket.IPPROTO_TCP, option, int(value))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
 
 
 def _send(sock: socket.socket, path: Path) -> None:

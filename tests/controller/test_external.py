@@ -12,6 +12,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.controller import external as module
 from gyre_hpc.controller.external import ExternalServices
 from gyre_hpc.errors import PeerLost
+from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.submit import Submission
 from gyre_hpc.layout import RunLayout
 
@@ -31,7 +32,7 @@ class Bench:
 
     def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.layout, self.state, self.told = RunLayout(run), "RUNNING", list[str]()
-        self.asked = self.submitted = 0
+        self.asked = self.submitted = self.refusals = 0
         self.layout.services.mkdir()
         self.layout.service_job.write_text("7")
         monkeypatch.setattr(module, "LOOK_S", 0.0)
@@ -48,6 +49,9 @@ class Bench:
 
     def _submit(self, config: RunConfig, layout: RunLayout) -> Submission:
         self.submitted += 1
+        if self.refusals:
+            self.refusals -= 1
+            raise SlurmCommandFailed("Unable to contact slurm controller")
         return Submission("8", Path(), Path())
 
     async def looks(self, times: int) -> None:
@@ -93,3 +97,17 @@ async def test_the_run_ends_where_it_may_not_be_submitted_again(
     with pytest.raises(PeerLost, match=r"\(7\) is TIMEOUT"):
         await bench.looks(3)
     assert bench.submitted == 0
+
+
+async def test_a_slurm_that_is_away_when_the_job_has_ended_does_not_end_the_run(bench: Bench) -> None:
+    bench.state, bench.refusals = "TIMEOUT", 3
+    await bench.looks(5)
+    assert bench.submitted >= 4
+    assert "not submitted yet: Unable to contact" in bench.told[0] and "again as job 8" in bench.told[1]
+
+
+async def test_a_job_that_is_refused_for_good_ends_the_run(bench: Bench) -> None:
+    bench.state, bench.refusals = "TIMEOUT", 1000
+    with pytest.raises(SlurmCommandFailed):
+        await bench.looks(1000)
+    assert bench.submitted == module.REFUSALS + 1 and len(bench.told) == 1

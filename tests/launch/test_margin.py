@@ -50,6 +50,23 @@ def test_a_successor_waits_for_the_job_and_names_the_run() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--dependency=after:3",
+        "'--dependency=after:3'",
+        "--dependency afterok:3",
+        "-d afterok:3",
+        "-dafterok:3",
+    ],
+)
+def test_a_successor_waits_for_nothing_that_its_job_has_waited_for(line: str) -> None:
+    """Of two dependencies the later one would count: the successor would start beside its job."""
+    script = f"#!/bin/bash\n#SBATCH --deadline=now+1hour\n#SBATCH {line}\nexec true\n"
+    options = [line for line in continued(script, Path("/runs/a"), "7").splitlines() if "#SBATCH" in line]
+    assert options == ["#SBATCH --dependency=afterany:7", "#SBATCH --deadline=now+1hour"]
+
+
 SHOWN = (
     "JobId=9 JobName=gyre Account=(null) QOS=(null) Requeue=0 Restarts=0 TimeLimit=00:10:00 TimeMin=N/A Partition=gpu"
     " ExcNodeList=(null) NumNodes=3 NumCPUs=12 NumTasks=4 CPUs/Task=3 NtasksPerN:B:S:C=1:0:*:* MinMemoryNode=4G"

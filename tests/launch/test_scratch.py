@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import save_run_config
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.hydra_app import compose
+from gyre_hpc.launch.choice import may_find_leftovers
 from gyre_hpc.launch.scratch import CACHES, base_folder, entered, job_folder, main
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.region_files import make_owner_folder, run_folder
@@ -113,3 +115,10 @@ def test_a_cache_that_is_set_stays_where_it_is(
             patch.delenv(name)
         with entered("", layout, "cell-0") as own:
             assert os.environ["HF_HOME"] == "/scratch/models" and os.environ["TMPDIR"] == str(own)
+
+
+def test_a_run_that_goes_on_under_slurm_looks_for_what_earlier_jobs_left() -> None:
+    """A successor and a run that is submitted again, too: their job was never started before."""
+    slurm, local = ClusterConfig(kind="slurm"), ClusterConfig(kind="local")
+    assert may_find_leftovers(slurm, 2) and not may_find_leftovers(slurm, 1)
+    assert not may_find_leftovers(local, 2), "gateway and runner may have outlived their controller"

@@ -15,6 +15,7 @@ import pytest
 from gyre_hpc import models
 from gyre_hpc.config import RunConfig, save_run_config
 from gyre_hpc.launch.incarnations import INCARNATIONS_PER_LAUNCH, LAUNCHES_PER_EPOCH
+from gyre_hpc.launch.owner import RELEASED
 from gyre_hpc.launch.services import read_service
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
@@ -90,3 +91,4 @@ async def test_what_is_told_to_end_leaves_nothing_and_may_be_followed(
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), PATIENCE_S)
         assert psutil.wait_procs(children, PATIENCE_S)[1] == []
+        assert (layout.services / RELEASED).read_text() == f"{epoch}\n", "the next may start on any node"

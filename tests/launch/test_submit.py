@@ -101,6 +101,7 @@ def test_what_an_enclosing_job_left_does_not_reach_sbatch_and_is_kept_here(
         "SLURM_MEM_PER_CPU": "17",
         "SBATCH_QOS": "nonsense",
         "PMIX_RANK": "0",
+        "SQUEUE_STATES": "PD",
         "SLURM_CONF": "/etc/s.conf",
     }
     for name, value in (left | {"MINE": "kept"}).items():
@@ -108,7 +109,7 @@ def test_what_an_enclosing_job_left_does_not_reach_sbatch_and_is_kept_here(
     assert say("submit", *QUICKSTART, f"root={tmp_path}/runs")[0] == 0
     seen = {word.partition("=")[0] for word in (sbatch / "env").read_text().split("\0")}
     assert {"SLURM_CONF", "MINE", "PATH"} <= seen
-    assert seen.isdisjoint({"SLURM_MEM_PER_CPU", "SBATCH_QOS", "PMIX_RANK"})
+    assert seen.isdisjoint({"SLURM_MEM_PER_CPU", "SBATCH_QOS", "PMIX_RANK", "SQUEUE_STATES"})
     assert os.environ["SBATCH_QOS"] == "nonsense"
 
 

@@ -210,6 +210,31 @@ def test_a_signal_ends_the_wait_for_a_batch_host_that_slurm_calls_well(site: Sit
     assert site.did() == []
 
 
+def test_a_process_that_alone_is_cut_off_ends_and_leaves_the_job_to_its_controller(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "WELL_S", 0.2)
+    site.says("RUNNING 0 n1 n[1-2]")
+    site.outlive()
+    assert site.did() == []
+
+
+def test_processes_of_a_large_job_ask_seldom(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Ending(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return len(waits) > 20
+
+    monkeypatch.setattr(watchdog, "LOOK_S", 5.0)
+    monkeypatch.setattr(watchdog.threading, "Event", Ending)
+    nodes = frozenset(f"n{index}" for index in range(512))
+    monkeypatch.setattr(watchdog, "job_now", lambda job: JobNow("RUNNING", 0, "n1", nodes))
+    site.outlive()
+    assert waits[0] <= 5.0 and min(waits[1:]) >= 30.0 and len(set(waits[1:])) > 1
+
+
 def test_where_slurms_commands_are_absent_nothing_is_done(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
