@@ -247,6 +247,7 @@ async def test_the_batch_script_becomes_the_controller_and_gets_its_signals(
 
 @pytest.mark.slurm
 @pytest.mark.root
+@pytest.mark.full
 @pytest.mark.timeout(900)
 async def test_a_whole_run_trains_with_one_step_per_cell(cluster: None, tmp_path: Path) -> None:
     log = tmp_path / "job.log"
