@@ -20,8 +20,9 @@ import msgspec
 import xxhash
 
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.files import replace_file
 from gyre_hpc.launch.address import node_address
-from gyre_hpc.launch.site import Finding, write_whole
+from gyre_hpc.launch.site import Finding
 
 T = TypeVar("T")
 MEET_S: Final = 60.0
@@ -97,7 +98,7 @@ def report_node(
     """Meet `names` in `folder`, then `look` at this node; written into the folder and returned."""
     address, met = _meet(folder, node, [name for name in names if name != node], time.monotonic() + meet_s)
     report = Report(node, address, met, look())
-    write_whole(folder / f"report-{node}.json", msgspec.json.encode(report))
+    replace_file(folder / f"report-{node}.json", msgspec.json.encode(report))
     return report
 
 
@@ -117,7 +118,7 @@ def _meet(folder: Path, node: str, peers: Sequence[str], deadline: float) -> tup
         address = str(server.server_address[0])
         _publish(folder, Card(node, address, server.port, ""))
         met = {peer: _look_up(folder, peer, deadline) for peer in peers}
-        write_whole(folder / f"met-{node}", b"")
+        replace_file(folder / f"met-{node}", b"")
         for peer in peers:  # they may still want to connect
             _until(lambda peer=peer: (folder / f"met-{peer}").exists() or None, deadline)  # type: ignore[misc]
     return address, met
@@ -125,9 +126,9 @@ def _meet(folder: Path, node: str, peers: Sequence[str], deadline: float) -> tup
 
 def _publish(folder: Path, card: Card) -> None:
     data = os.urandom(DATA_BYTES)
-    write_whole(folder / f"data-{card.node}", data)
+    replace_file(folder / f"data-{card.node}", data)
     card = msgspec.structs.replace(card, digest=xxhash.xxh3_64_hexdigest(data))
-    write_whole(folder / f"card-{card.node}.json", msgspec.json.encode(card))
+    replace_file(folder / f"card-{card.node}.json", msgspec.json.encode(card))
 
 
 def _look_up(folder: Path, peer: str, deadline: float) -> Met:

@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 
 from gyre_hpc.errors import GyreError
+from gyre_hpc.files import replace_file
 from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.site import Finding, ok, warning, write_whole
+from gyre_hpc.launch.site import Finding, ok, warning
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import nixl_agent
 from gyre_hpc.transport.backend import Backend
@@ -83,7 +84,7 @@ async def own(
             await end.listen()
         arrays = {"region": np.random.default_rng(0).integers(0, 256, total, np.uint8)}
         manifest = server.publish(RegionKind.WEIGHTS, "accept", 0, "", arrays)
-        write_whole(folder / MANIFEST, msgspec.json.encode((manifest, node, devices())))
+        replace_file(folder / MANIFEST, msgspec.json.encode((manifest, node, devices())))
         inviting = asyncio.ensure_future(_invite(folder, end))
         await _until(lambda: (folder / OVER).exists() or None, meet_s)
         inviting.cancel()
@@ -104,7 +105,7 @@ async def _invite(folder: Path, end: End | None) -> None:
         said: tuple[Invitation | None, str] = (await end.invite(PULLER), "")
     except GyreError as error:
         said = (None, f"owner: {error.message}")
-    write_whole(folder / INVITATION, msgspec.json.encode(said))
+    replace_file(folder / INVITATION, msgspec.json.encode(said))
 
 
 async def measure(folder: Path, secret: bytes, node: str, meet_s: float, *, mpi: bool = False) -> Measured:
@@ -131,8 +132,8 @@ async def _measure(folder: Path, secret: bytes, node: str, meet_s: float, end: E
     ways = {name: await _pulled(name, manifest, secret) for name in ("sockets", "nixl")}
     ways["mpi"] = await _joined(folder, manifest, end, meet_s)
     found = Measured(ways, {owner: theirs, node: devices()})
-    write_whole(folder / MEASURED, msgspec.json.encode(found))
-    write_whole(folder / OVER, b"")
+    replace_file(folder / MEASURED, msgspec.json.encode(found))
+    replace_file(folder / OVER, b"")
     return found
 
 

@@ -19,11 +19,11 @@ import msgspec
 from gyre_hpc.config import load_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
+from gyre_hpc.files import replace_file
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.node_states import USABLE, node_states
 from gyre_hpc.launch.request import request_for
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.transport.rendezvous import replace_file
 
 log = logging.getLogger(__name__)
 EXCLUDE_S: Final = 25.0

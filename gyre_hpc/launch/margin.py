@@ -6,13 +6,13 @@ no step and recorded no outcome. Written whole (tmp + rename) by the controller,
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import msgspec
 
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord, StorageFull
+from gyre_hpc.files import replace_file
 from gyre_hpc.layout import RunLayout
 
 SAFETY: Final = 1.5
@@ -41,10 +41,8 @@ def read_record(layout: RunLayout) -> JobRecord:
 
 def write_record(layout: RunLayout, record: JobRecord) -> None:
     """Replace the record. Raises StorageFull."""
-    partial = layout.job_record.with_suffix(".tmp")
     try:
-        partial.write_bytes(msgspec.json.encode(record))
-        os.replace(partial, layout.job_record)
+        replace_file(layout.job_record, msgspec.json.encode(record))
     except OSError as error:
         raise StorageFull(
             f"{layout.job_record}: {error.strerror}", fix=f"free space, then resume={layout.root}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gyre_hpc.errors import CorruptRecord, RunOwned
+from gyre_hpc.files import replace_file
 from gyre_hpc.launch.identity import ProcessIdentity
 from gyre_hpc.launch.job_state import ENDED, job_state
 
@@ -103,9 +104,7 @@ def why_alive(run: Path) -> str:
 
 def release(run: Path, owner: Owner) -> None:
     """The controller of `owner` has ended in order: anyone may go on, wherever it starts and whatever Slurm still knows."""
-    partial = run / ".released"
-    partial.write_text(f"{owner.epoch}\n")
-    os.replace(partial, run / RELEASED)
+    replace_file(run / RELEASED, f"{owner.epoch}\n".encode())
 
 
 def _released(run: Path) -> int:

@@ -11,10 +11,10 @@ import os
 
 import msgspec
 
+from gyre_hpc.files import replace_file
 from gyre_hpc.launch.identity import ProcessIdentity
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.messages import PeerKind
-from gyre_hpc.transport.rendezvous import replace_file
 
 log = logging.getLogger(__name__)
 

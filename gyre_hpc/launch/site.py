@@ -7,7 +7,6 @@ in every layout. Whatever is not ok says what to do. `site.json` is replaced who
 from __future__ import annotations
 
 import enum
-import os
 import socket
 import time
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from typing import Final
 import msgspec
 
 from gyre_hpc.errors import CorruptRecord
+from gyre_hpc.files import replace_file
 
 FILE_NAME: Final = "site.json"
 SITE_VERSION: Final = 1
@@ -74,25 +74,10 @@ def site_of(findings: Iterable[Finding], transport: str = "sockets") -> Site:
     return Site(list(findings), socket.gethostname(), moment, version("gyre_hpc"), transport)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader on any node sees all of it or the one before."""
-    part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def write_site(site: Site, folder: Path) -> Path:
     """Write `site.json` into `folder`."""
     path = folder / FILE_NAME
-    write_whole(path, msgspec.json.format(msgspec.json.encode(site), indent=2) + b"\n")
+    replace_file(path, msgspec.json.format(msgspec.json.encode(site), indent=2) + b"\n")
     return path
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord
-from gyre_hpc.launch.site import FILE_NAME, read_site, write_whole
+from gyre_hpc.files import replace_file
+from gyre_hpc.launch.site import FILE_NAME, read_site
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import nixl_agent
 
@@ -30,7 +31,7 @@ def choose_transport(config: RunConfig, layout: RunLayout) -> str:
         )
     kind, why = _best(config, layout)
     config.transport.kind = kind
-    write_whole(layout.transport, f"{kind}\n".encode())
+    replace_file(layout.transport, f"{kind}\n".encode())
     return f"transport: {kind} (auto: {why})"
 
 

@@ -13,11 +13,11 @@ import msgspec
 import xxhash
 
 from gyre_hpc.errors import GyreError
+from gyre_hpc.files import replace_file
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.shards.format import CHUNK, SMALL
 from gyre_hpc.shards.manifest import ShardLine, append_line, read_manifest
 from gyre_hpc.shards.reader import ShardReader, damage_named
-from gyre_hpc.shards.writer import write_durably
 
 PORTABLE = ("earliest", "v110")
 
@@ -38,7 +38,7 @@ def export(run_dir: Path, out_dir: Path) -> list[ShardLine]:
     for line in read_manifest(source):
         with ShardReader(source.shards / line.file):
             image = portable_image(source.shards / line.file)
-        write_durably(target.shards / line.file, image)
+        replace_file(target.shards / line.file, image)
         lines.append(msgspec.structs.replace(line, bytes=len(image), xxh3=xxhash.xxh3_64_hexdigest(image)))
         append_line(target, lines[-1])
     return lines

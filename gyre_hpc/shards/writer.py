@@ -7,7 +7,6 @@ writer left behind without a manifest line is overwritten by the next shard, whi
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -19,6 +18,7 @@ import numpy as np
 import xxhash
 
 from gyre_hpc.errors import StorageFull
+from gyre_hpc.files import replace_file
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId
 from gyre_hpc.shards.encode import Derivation, ExecutionRecord, encode
@@ -92,7 +92,7 @@ class ShardWriter:
         image = shard_image(tables, self._run, self._derivation)
         line = self._line(name, image)
         try:
-            write_durably(self._layout.shards / name, image)
+            replace_file(self._layout.shards / name, image)
             append_line(self._layout, line)
         except OSError as error:
             if error.errno not in FULL:
@@ -161,18 +161,3 @@ def _put(group: h5py.Group, name: str, values: Array) -> None:
 
 def _bytes(column: Column) -> int:
     return column.values.nbytes + column.offsets.nbytes if isinstance(column, Ragged) else column.nbytes
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -17,8 +17,8 @@ from typing import Final, Self
 import msgspec
 
 from gyre_hpc.errors import CorruptRecord, MissingInput
+from gyre_hpc.files import replace_file
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.shards.writer import write_durably
 from gyre_hpc.sweep.points import Point
 
 FILE_NAME: Final = "manifest.jsonl"
@@ -92,7 +92,7 @@ class Manifest:
         self._entries[point.identity] = entry
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = [msgspec.json.encode(each) + b"\n" for each in self.entries]
-        write_durably(self.folder / FILE_NAME, b"".join(lines))
+        replace_file(self.folder / FILE_NAME, b"".join(lines))
         return entry
 
     def _named(self, run: RunLayout | None) -> str | None:

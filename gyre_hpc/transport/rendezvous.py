@@ -12,11 +12,11 @@ import hashlib
 import hmac
 import os
 import secrets
-from pathlib import Path
 
 import msgspec
 
 from gyre_hpc.errors import CorruptRecord, MissingInput
+from gyre_hpc.files import replace_file
 from gyre_hpc.layout import RunLayout
 
 SECRET_BYTES = 32
@@ -88,18 +88,3 @@ def read_rendezvous(layout: RunLayout) -> Rendezvous | None:
         raise CorruptRecord(
             f"{layout.rendezvous}: {error}", fix="remove the file and resume the run"
         ) from error
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `path` so that it is seen whole or not at all, also after a power loss."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
