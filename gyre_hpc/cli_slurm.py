@@ -19,6 +19,7 @@ from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.launch import profiles
 from gyre_hpc.launch.bad_nodes import submitted_exclude
+from gyre_hpc.launch.identity import job_id, job_restarts
 from gyre_hpc.layout import RunLayout
 
 Train = Callable[[RunConfig], None]
@@ -104,8 +105,8 @@ def _restarted(config: RunConfig) -> RunConfig:
     """Of a job that Slurm has started again, the run it began: its script names no run (slurm/train.sbatch)."""
     from gyre_hpc.launch.owner import run_of_job
 
-    job = os.environ.get("SLURM_JOB_ID", "")
-    if config.resume or int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0:
+    job = job_id()
+    if config.resume or job_restarts() == 0:
         return config
     begun = run_of_job(Path(config.root).absolute(), job)
     return config if begun is None else RunConfig(model=config.model, resume=str(begun))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -21,6 +20,7 @@ from gyre_hpc.errors import ConfigError, GyreError, HandedBack, NoProgress
 from gyre_hpc.launch import lifetime
 from gyre_hpc.launch.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
+from gyre_hpc.launch.identity import job_id
 from gyre_hpc.launch.lifetime import ENDING_STATES, Job, Site
 from gyre_hpc.launch.margin import SAFETY, JobRecord, needed_s, read_record, write_record
 from gyre_hpc.launch.successor import submit_successor
@@ -55,7 +55,7 @@ class Departure:
         self._cluster, self._layout, self._tell, self._clock = config.cluster, layout, tell, clock
         self._pause = pause
         self._overall_s = config.harness.overall_timeout_s
-        self._id = os.environ.get("SLURM_JOB_ID", "") if config.cluster.kind == "slurm" else ""
+        self._id = job_id() if config.cluster.kind == "slurm" else ""
         self._job: Job | None = None
         self._site = Site(told=False)
         self._asked_at = clock()

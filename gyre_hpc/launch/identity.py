@@ -1,4 +1,5 @@
-"""Which process this is, so that another one can tell later whether it still lives: a pid alone may be a stranger's.
+"""Which process this is, and of which job, so that another one can tell later whether it still lives: a pid alone may be a
+stranger's.
 
 The name is the host's, the boot id and the start time of the process make the pid unmistakable. What is asked from another
 host proves nothing.
@@ -51,3 +52,13 @@ def boot_id() -> str:
     """The kernel's name of this boot; "" where there is none."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else ""
+
+
+def job_id() -> str:
+    """The Slurm job this process belongs to (of a heterogeneous one its component's); "" outside Slurm."""
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
+def job_restarts() -> int:
+    """How often Slurm has started that job again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))

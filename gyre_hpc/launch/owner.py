@@ -16,7 +16,7 @@ import msgspec
 
 from gyre_hpc.errors import CorruptRecord, RunOwned
 from gyre_hpc.files import replace_file
-from gyre_hpc.launch.identity import ProcessIdentity
+from gyre_hpc.launch.identity import ProcessIdentity, job_id, job_restarts
 from gyre_hpc.launch.job_state import ENDED, job_state
 
 RELEASED = "released"
@@ -40,8 +40,8 @@ def current_owner(epoch: int) -> Owner:
     me = ProcessIdentity.own()
     return Owner(
         epoch=epoch,
-        job=os.environ.get("SLURM_JOB_ID", ""),
-        restart_count=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        job=job_id(),
+        restart_count=job_restarts(),
         host=me.host,
         boot_id=me.boot_id,
         pid=me.pid,
@@ -124,9 +124,9 @@ def run_of_job(root: Path, job: str) -> Path | None:
 
 def _why_alive(owner: Owner) -> str:
     """Why the owner may still be alive; "" when it is provably gone."""
-    job = os.environ.get("SLURM_JOB_ID", "")
+    job = job_id()
     if owner.job and owner.job == job:
-        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        restarts = job_restarts()
         if restarts > owner.restart_count:
             return ""
     if owner.host == socket.gethostname():

@@ -7,12 +7,11 @@ itself: the process is looked at, or awaited.
 from __future__ import annotations
 
 import logging
-import os
 
 import msgspec
 
 from gyre_hpc.files import replace_file
-from gyre_hpc.launch.identity import ProcessIdentity
+from gyre_hpc.launch.identity import ProcessIdentity, job_id
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.messages import PeerKind
 
@@ -30,7 +29,7 @@ class ServiceRecord(msgspec.Struct, frozen=True):
 def record_service(layout: RunLayout, kind: PeerKind, incarnation: int) -> None:
     """This process is the run's `kind`."""
     layout.services.mkdir(exist_ok=True)
-    record = ServiceRecord(incarnation, ProcessIdentity.own(), os.environ.get("SLURM_JOB_ID", ""))
+    record = ServiceRecord(incarnation, ProcessIdentity.own(), job_id())
     replace_file(layout.service(kind), msgspec.json.encode(record))
 
 

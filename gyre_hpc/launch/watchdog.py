@@ -29,6 +29,7 @@ from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.launch.bad_nodes import BadNodes, keep_bad_nodes_from
 from gyre_hpc.launch.commands import hostnames, query
+from gyre_hpc.launch.identity import job_id
 from gyre_hpc.launch.lifetime import ask_job
 from gyre_hpc.launch.owner import Owner, owner_path, read_owner
 from gyre_hpc.layout import RunLayout
@@ -118,7 +119,7 @@ def outlive(layout: RunLayout, cluster: ClusterConfig, epoch: int, *, waited_s: 
 
 def outlive_host(layout: RunLayout, cluster: ClusterConfig, epoch: int) -> None:
     """Return when the guests' job this cell is a step of is freed or not to be freed; at once outside Slurm."""
-    mine = os.environ.get("SLURM_JOB_ID", "")
+    mine = job_id()
     if cluster.kind != "slurm" or not mine:
         return
     _logged_beside(layout, epoch)
