@@ -22,7 +22,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.endpoints import Endpoints
 from gyre_hpc.controller.inbound import PeerId
 from gyre_hpc.controller.peers import Peers
-from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.errors import ProtocolViolation, StorageFull
 from gyre_hpc.launch.plan import CONTROLLER
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import messages as msg
@@ -92,7 +92,7 @@ class Channels:
         self._endpoints.run(CONTROLLER, CONTROLLER, self._bridge.path)
         try:
             await self._bridge.start()
-        except OSError as error:
+        except (OSError, StorageFull) as error:
             self._off(CONTROLLER, f"the controller cannot listen at {self._bridge.path} ({error})")
         self._ticking = asyncio.create_task(self._tick())
 

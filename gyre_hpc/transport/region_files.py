@@ -51,16 +51,32 @@ def make_owner_folder(run_key: str, owner: str, *, keep: int = 1) -> Path:
     The newest `keep` folders of its dead predecessors stay readable: others may still hold manifests of them.
     """
     own = run_folder(run_key) / owner
-    for folder in (own.parent, own):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    if own.parent.stat().st_uid != os.getuid():
-        raise StorageFull(f"{own.parent} belongs to another user", fix="remove it or use another run folder")
+    make_private(own.parent, own)
     earlier = _generations(own)
     for generation in earlier[: len(earlier) - keep]:
         shutil.rmtree(own / str(generation), ignore_errors=True)
     folder = own / str(earlier[-1] + 1 if earlier else 0)
     folder.mkdir(mode=0o700)
     return folder
+
+
+def make_private(*folders: Path) -> None:
+    """Make folders for this user alone, the outermost first. Raises StorageFull for one that is another user's.
+
+    Another process of the run that ends may just have removed the outermost, which it found empty.
+    """
+    for last_try in (False, False, True):
+        try:
+            for folder in folders:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if folder.stat().st_uid != os.getuid():
+                    raise StorageFull(
+                        f"{folder} belongs to another user", fix="remove it or use another run folder"
+                    )
+            return
+        except FileNotFoundError:
+            if last_try:
+                raise
 
 
 def remove_owner_folder(folder: Path) -> None:

@@ -76,10 +76,9 @@ class EndpointHost:
         return self._pid
 
     async def start(self) -> None:
-        """Listen. Raises OSError naming the path."""
+        """Listen, where no other user can. Raises OSError or StorageFull naming the path."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        for folder in (self.path.parent.parent, self.path.parent):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        region_files.make_private(self.path.parent.parent, self.path.parent)
         self.path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, self.path)
 

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from gyre_hpc.config import RunConfig, TransportConfig
-from gyre_hpc.errors import ProtocolViolation
+from gyre_hpc.errors import ProtocolViolation, StorageFull
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
     AcceptChannel,
@@ -76,7 +76,7 @@ class PeerSide:
         """Listen for the endpoint."""
         try:
             await self._host.start()
-        except OSError as error:
+        except (OSError, StorageFull) as error:
             self._heard(Unfit(f"no socket for an endpoint at {self._host.path} ({error})"))
         self._ticking = asyncio.create_task(self._tick())
 
