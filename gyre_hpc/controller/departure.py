@@ -230,6 +230,10 @@ class Departure:
         if self.ending is None or not self._id:
             return How.NOT
         job = self._cluster.job
+        if (
+            self.ending.cause is Cause.TIMED_OUT and not job.margin_s
+        ):  # asked for: the time limit just ends the job
+            return How.NOT
         return how(job.requeue_by, job.requeue, self.ending.cause, self._job, self._site, self._preempt_mode)
 
     async def leave_successor(self) -> None:

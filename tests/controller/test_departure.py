@@ -217,6 +217,15 @@ async def test_a_job_killed_for_its_time_limit_leaves_a_successor(world: World, 
     assert world.asked == []
 
 
+async def test_without_a_margin_the_time_limit_just_ends_the_job(world: World) -> None:
+    world.config.cluster.job.margin_s = 0
+    departure = await world.departure()
+    world.job = Job("COMPLETING", end=1000.0, reason="TimeLimit")
+    assert await judged(departure, lambda: departure.signalled("SIGTERM")) is Cause.TIMED_OUT
+    departure.hand_back()
+    assert departure.due() and world.successors == 0
+
+
 async def test_slurm_that_does_not_answer_for_a_while_takes_the_job_back_later(world: World) -> None:
     world.site = Site()
     departure = await world.departure()
