@@ -50,8 +50,10 @@ def running_cluster(
 def reconfigure(pattern: str, replacement: str) -> None:
     """Change a line of slurm.conf while the cluster runs.
 
-    slurmctld takes up its saved state when it reads its configuration again: ids given since would be given twice.
+    slurmctld takes up its saved state when it reads its configuration again: ids given since would be given twice. It saves
+    what has changed, so something has to.
     """
+    subprocess.run(["sbatch", "-o", "/dev/null", "--mem=64", "--wrap=true"], check=True, capture_output=True)
     state, now = Path(os.environ["GYRE_SLURM_ROOT"]) / "state" / "job_state", time.time()
     deadline = time.monotonic() + PATIENCE_S
     while not state.exists() or state.stat().st_mtime <= now:
