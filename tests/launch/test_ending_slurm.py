@@ -22,7 +22,7 @@ RECORDER = Path(__file__).parent / "signal_recorder.py"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with running_cluster("ending", nodes=4, cpus=4, gpus=0, port=18000):
+    with running_cluster("ending", nodes=4, cpus=4, gpus=0, port=18200):
         yield
 
 
