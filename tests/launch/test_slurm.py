@@ -26,6 +26,7 @@ from gyre_hpc.launch.placement import Node
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.scratch import job_folder
 from gyre_hpc.launch.slurm import NODE_LOST, SlurmLauncher, SlurmStep
+from gyre_hpc.launch.successor import submit_successor
 from gyre_hpc.layout import RunLayout
 from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
 
@@ -223,26 +224,50 @@ async def test_a_lost_node_ends_its_step_and_gets_no_other(launcher: SlurmLaunch
         dev_cluster("start-node", node)
 
 
+async def by_hand(folder: Path, *size: str) -> tuple[str, ProcessSpec]:
+    """slurm/train.sbatch with a `gyre` that prints its arguments and how it ended: its job, and where it logs."""
+    program = folder / ".venv" / "bin" / "gyre"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/bash\ntrap 'echo ended; exit 9' TERM\necho $@\nsleep 600 & wait\n")
+    program.chmod(0o755)
+    spec = ProcessSpec("job", ["true"], log=folder / "job.log")
+    script = SCRIPT.with_name("train.sbatch")
+    command = ["sbatch", "--parsable", *size, f"--output={spec.log}", f"--chdir={folder}", str(script)]
+    job = subprocess.check_output([*command, "steps=3"], text=True, cwd=folder).strip()
+    await until_logged(spec, "steps=3")
+    return job, spec
+
+
 @pytest.mark.slurm
 @pytest.mark.root
 async def test_the_batch_script_becomes_the_controller_and_gets_its_signals(
     cluster: None, tmp_path: Path
 ) -> None:
-    """A `gyre` that prints its arguments and how it ended stands in for the real one."""
-    program = tmp_path / ".venv" / "bin" / "gyre"
-    program.parent.mkdir(parents=True)
-    program.write_text("#!/bin/bash\ntrap 'echo ended; exit 9' TERM\necho $@\nsleep 600 & wait\n")
-    program.chmod(0o755)
-    log = tmp_path / "job.log"
-    script = SCRIPT.with_name("train.sbatch")
-    size = ["--nodes=1", "--cpus-per-task=2", "--mem=512", f"--output={log}", f"--chdir={tmp_path}"]
-    command = ["sbatch", "--parsable", *size, str(script), "steps=3"]
-    job = subprocess.check_output(command, text=True, cwd=tmp_path).strip()
-    spec = ProcessSpec("job", ["true"], log=log)
-    await until_logged(spec, "steps=3")
-    assert log.read_text().split() == ["controller", "cluster.kind=slurm", "steps=3"]
+    job, spec = await by_hand(tmp_path, "--nodes=1", "--cpus-per-task=2", "--mem=512")
+    assert spec.log.read_text().split() == ["controller", "cluster.kind=slurm", "steps=3"]
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
     await until_logged(spec, "ended")
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_a_successor_of_a_script_by_hand_has_the_size_of_its_job_and_goes_on_with_the_run(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given on the command line of sbatch is part of the job, not of the script that Slurm gives of it."""
+    monkeypatch.chdir(tmp_path)
+    size = ("--nodes=2", "--cpus-per-task=2", "--mem=512", "--time=7", "--no-requeue", "--job-name=by-hand")
+    job, spec = await by_hand(tmp_path, *size)
+    layout = RunLayout(tmp_path / "run")
+    layout.root.mkdir()
+    successor = submit_successor(layout, job).job
+    shape = "%j %D %m %l %P"
+    assert squeue(successor, shape) == squeue(job, shape) == "by-hand 2 512M 7:00 debug"
+    assert squeue(successor, "%t") == "PD"
+    subprocess.run(["scancel", job], check=True)
+    await until_logged(spec, f"resume={layout.root}")
+    assert squeue(successor, "%C") == "4"
+    subprocess.run(["scancel", successor], check=True)
 
 
 @pytest.mark.slurm
