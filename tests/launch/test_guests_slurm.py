@@ -124,8 +124,11 @@ def test_a_guest_job_that_loses_its_batch_host_is_freed_by_its_other_cells(
     dev_cluster("kill-node", lost)
     live.until_lost(cells)
     if again:
+        until("its requeue", lambda: state(job) == "PENDING", 3 * PATIENCE_S)
         dev_cluster("up")
         assert not set(live.until_they_serve(job, hosts=2)) & set(cells)
+        orphans = "".join(path.read_text() for path in live.layout.logs(1).glob("orphan-*.log"))
+        assert f"lost the batch host {lost}" in orphans and f"job {job} is requeued" in orphans
     else:
         until("the end of the guests' job", lambda: state(job) == "CANCELLED", 3 * PATIENCE_S)
         dev_cluster("up")
