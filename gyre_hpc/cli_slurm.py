@@ -79,7 +79,7 @@ def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Consol
 
     given = _parse(parser, arguments)
     config, folder = _run_to_submit(given.overrides, given.site)
-    say(console, *staging.fetch(config))
+    say(console, *staging.fetch(config, folder))
     for need in staging.needs(config, folder):
         state = f"missing: {need.error.message}" if need.error else need.found
         say(console, f"{need.what:<18} {state}")

@@ -25,7 +25,10 @@ class ModelConfig:
     """The policy: architecture, starting weights, tokenizer and renderer."""
 
     path: str = MISSING
-    """Folder in Hugging Face layout: config.json, model.safetensors, tokenizer.json. `package:NAME` = shipped with gyre_hpc."""
+    """Folder in Hugging Face layout: config.json, model*.safetensors, tokenizer.json. `package:NAME` = shipped with gyre_hpc;
+    `hf:ORG/NAME[@REVISION]` = of the Hugging Face hub, fetched by `gyre stage` and read from there."""
+    staged: str = ""
+    """Folder that holds what `gyre stage` fetched from the hub; empty = ROOT/.staged."""
     renderer: str = "qwen3"
     """Name of the `renderers` renderer that turns messages into ids and ids into messages."""
     thinking: bool = False

@@ -22,6 +22,7 @@ CHOICES = {
     "engine.kind": ("torch",),
     "cluster.kind": ("local", "slurm"),
     "cluster.layout": ("flat", "het"),
+    "cluster.broadcast": ("none", "package", "environment"),
     "cluster.runners": ("job", "external"),
     "cluster.job.requeue_by": ("auto", "exit", "scontrol", "successor"),
     "cluster.job.walltime_policy": ("clip", "hold"),

@@ -47,6 +47,9 @@ class ClusterConfig:
     scratch: str = ""
     """Node-local folder for temporary files and JIT caches; each job has a folder of its own below it, removed at its end.
     Empty = $SLURM_TMPDIR, else $TMPDIR, else /tmp."""
+    broadcast: str = "none"
+    """What the batch node packs and sends to the node-local folder of each node before the first step, for the steps to run from:
+    `none`, `package` (gyre_hpc) or `environment` (the Python environment as well) (slurm)."""
     srun_args: list[str] = field(default_factory=list)
     """Extra arguments of every srun (slurm)."""
     container: list[str] = field(default_factory=list)

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 def new_run(config: RunConfig) -> RunLayout:
     """Make the folder of a fresh run with everything it needs to be resumed anywhere."""
-    source = models.resolve(config.model.path)
+    source = models.configured(config)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     layout = RunLayout(unused(Path(config.root).absolute() / f"{config.name}-{stamp}"))
     layout.root.mkdir(parents=True)

@@ -22,6 +22,7 @@ from gyre_hpc.errors import CorruptRecord, MissingInput
 Array = npt.NDArray[np.generic]
 
 WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_FILES = "model*.safetensors"
 CONFIG_FILE = "config.json"
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|b1"}
@@ -39,12 +40,17 @@ def weights_digest(arrays: Mapping[str, Array]) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Array]:
-    """All tensors of a safetensors file, or of `model.safetensors` in a folder. bfloat16 is widened to float32."""
-    file = path / WEIGHTS_FILE if path.is_dir() else path
-    if not file.is_file():
+    """All tensors of a safetensors file, or of each `model*.safetensors` in a folder. bfloat16 is widened to float32."""
+    files = sorted(path.glob(WEIGHTS_FILES)) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
         raise MissingInput(
-            f"{file}: no such file", fix=f"name a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
+            f"{path / WEIGHTS_FILE if path.is_dir() else path}: no such file",
+            fix=f"name a folder with {CONFIG_FILE} and {WEIGHTS_FILE}",
         )
+    return {name: array for file in files for name, array in _read_file(file).items()}
+
+
+def _read_file(file: Path) -> dict[str, Array]:
     try:
         entries = deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
     except SafetensorError as error:

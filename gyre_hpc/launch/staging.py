@@ -37,10 +37,9 @@ class Need:
 
 def needs(config: RunConfig, run: RunLayout | None = None) -> list[Need]:
     """Everything the run needs, found or not; a run that goes on has its model in its own folder."""
-    model = str(run.model) if run else config.model.path
     root = run.root if run else Path(config.root).absolute()
     return [
-        _need("model", lambda: _model(config, model)),
+        _need("model", lambda: _model(config, run)),
         _need("harness", lambda: find_harness(config.harness).command[0]),
         _need("tasks", lambda: _family(config)),
         _need("python", lambda: f"{sys.executable} with {len(_requirements())} packages"),
@@ -49,11 +48,31 @@ def needs(config: RunConfig, run: RunLayout | None = None) -> list[Need]:
     ]
 
 
-def fetch(config: RunConfig) -> list[str]:
-    """Install what the login node can fetch and the job cannot: the harness's packages. A line about each that was new.
+def fetch(config: RunConfig, run: RunLayout | None = None) -> list[str]:
+    """Fetch what the login node can and the job cannot: a model of the hub, the harness's packages. A line about each that was new.
 
-    Raises InstallFailed with the installer's last words, ConfigError for packages that name no version.
+    Raises what `models.hub.stage` raises for a model that is not staged yet, InstallFailed with the installer's last words,
+    ConfigError for packages that name no version.
     """
+    fetched = [] if run or not config.model.path.startswith(models.HUB) else _fetch_model(config)
+    return [*fetched, *_fetch_harness(config)]
+
+
+def _fetch_model(config: RunConfig) -> list[str]:
+    from gyre_hpc.models import hub
+
+    path, staged = config.model.path, models.staged_folder(config)
+    try:
+        line = hub.stage(path, staged)
+    except hub.HubFailed as error:
+        kept = models.hub_model(path).found(staged)
+        if kept is None:
+            raise
+        line = f"kept {kept} as it was staged before; {error.message}"
+    return [line] if line else []
+
+
+def _fetch_harness(config: RunConfig) -> list[str]:
     harness = config.harness
     if not harness.packages:
         return []
@@ -80,8 +99,9 @@ def _need(what: str, look: Callable[[], str]) -> Need:
         return Need(what, error=error)
 
 
-def _model(config: RunConfig, path: str) -> str:
-    folder, objective = models.resolve(path), config.objective
+def _model(config: RunConfig, run: RunLayout | None) -> str:
+    folder = models.resolve(str(run.model)) if run else models.configured(config)
+    objective = config.objective
     if objective.replay_weight > 0 and not (folder / FILE_NAME).is_file():
         raise MissingInput(
             f"{folder / FILE_NAME}: no such file, but objective.replay_weight={objective.replay_weight}",
