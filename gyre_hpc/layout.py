@@ -99,6 +99,11 @@ class RunLayout:
         return self.root / "jobs"
 
     @property
+    def broadcast(self) -> Path:
+        """What was packed for the nodes' own disks, and what they said of it (`launch.broadcast`)."""
+        return self.root / "broadcast"
+
+    @property
     def bad_nodes(self) -> Path:
         """JSON list of nodes the run's next job should not be given (launch/bad_nodes.py)."""
         return self.root / "bad_nodes.json"

@@ -26,6 +26,7 @@ from gyre_hpc.errors import GyreError, Interrupted, MissingInput
 from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.broadcast import broadcast
 from gyre_hpc.launch.choice import make_launcher, may_find_leftovers, tidy_nodes
 from gyre_hpc.launch.owner import acquire, release
 from gyre_hpc.launch.transport_choice import check_transport, choose_transport
@@ -160,6 +161,7 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
     launcher = make_launcher(config.cluster, layout)
     if may_find_leftovers(config.cluster, epoch):
         await tidy_nodes(launcher, config.cluster, layout)
+    await broadcast(launcher, config.cluster, layout)
     peers = Peers(layout.root, config.cluster, launcher, server, epoch)
     expect_survivors(peers, config, layout)
     controller = Controller(context, peers, history)

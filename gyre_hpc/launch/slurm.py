@@ -31,6 +31,7 @@ from gyre_hpc.launch.allocation import (
 )
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
 from gyre_hpc.launch.local import LocalProcess, spawn
+from gyre_hpc.launch.node_copy import NodeCopy
 from gyre_hpc.launch.node_states import node_states
 from gyre_hpc.launch.placement import DEFAULT_MEM_MB, Node, Placement, place, place_beside
 from gyre_hpc.launch.plan import CONTROLLER, ProcessSpec
@@ -67,6 +68,7 @@ class SlurmLauncher:
         self._running: dict[str, Placement] = {}
         self._serial = itertools.count(1)
         self._ask_after = float("-inf")
+        self.copy: NodeCopy | None = None
 
     @classmethod
     def from_environment(
@@ -81,15 +83,26 @@ class SlurmLauncher:
             )
         return cls(allocation, cluster)
 
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Slurm's id of each component of the job."""
+        return self._jobs
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes the job began with."""
+        return tuple(node.name for node in self._nodes)
+
     async def start(self, spec: ProcessSpec) -> SlurmStep:
         step_name = f"{spec.name}.{next(self._serial)}"
         placement = await self._place(spec)
         self._running[step_name] = placement
-        command = contained(spec, self._cluster)
+        here = spec if self.copy is None else self.copy.applied(spec, placement.nodes, self._cluster)
+        command = contained(here, self._cluster)
         argv = srun_command(self._jobs[0], step_name, command, placement, self._cluster.srun_args)
         log.info("%s: %s", spec.name, " ".join(argv))
         try:
-            env = {**_own_folder(), **spec.env}
+            env = {**_own_folder(), **here.env}
             process = spawn(replace(spec, argv=argv, env=env, outlives=False))
         except MissingInput:
             del self._running[step_name]
@@ -97,8 +110,8 @@ class SlurmLauncher:
         job = self._jobs[placement.group or 0]
         return SlurmStep(job, step_name, spec, process, self._running, placement.nodes)
 
-    async def everywhere(self, argv: Sequence[str], log_file: Path) -> None:
-        """Run a command once on every node the job still has, for at most `EVERYWHERE_S`; what fails is logged."""
+    async def everywhere(self, argv: Sequence[str], log_file: Path, limit_s: float | None = None) -> None:
+        """Run a command once on every node the job still has, for `limit_s` (`EVERYWHERE_S`) at most; what fails is logged."""
         nodes = await self._live_nodes()
         for group in dict.fromkeys(node.group for node in nodes):
             names = tuple(node.name for node in nodes if node.group == group)
@@ -109,7 +122,7 @@ class SlurmLauncher:
             command = srun_command(self._jobs[0], spec.name, spec, placement, self._cluster.srun_args)
             process = LocalProcess(spec.name, spawn(replace(spec, argv=command, env=_own_folder())))
             try:
-                async with asyncio.timeout(EVERYWHERE_S):
+                async with asyncio.timeout(limit_s or EVERYWHERE_S):
                     code = await process.wait()
             except TimeoutError:
                 process.kill()

@@ -22,6 +22,7 @@ from gyre_hpc.errors import GyreError, MissingInput
 from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.tasks import task_source
 from gyre_hpc.harnesses.packages import install, prefix_of
+from gyre_hpc.launch.broadcast import parts
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.training.replay import FILE_NAME
 
@@ -44,6 +45,7 @@ def needs(config: RunConfig, run: RunLayout | None = None) -> list[Need]:
         _need("tasks", lambda: _family(config)),
         _need("python", lambda: f"{sys.executable} with {len(_requirements())} packages"),
         _need("run folder", lambda: _writable(root)),
+        *_broadcast(config.cluster.broadcast),
         *_container(config.cluster.container),
     ]
 
@@ -144,6 +146,11 @@ def _writable(root: Path) -> str:
 def _family(config: RunConfig) -> str:
     task_source(config.tasks)
     return config.tasks.family
+
+
+def _broadcast(what: str) -> Iterator[Need]:
+    if what != "none":
+        yield _need("broadcast", lambda: ", ".join(str(part.source) for part in parts(what)))
 
 
 def _container(words: list[str]) -> Iterator[Need]:
