@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput, StorageFull
 from gyre_hpc.launch import scratch, unpack
 from gyre_hpc.launch.local import LocalProcess, spawn

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.launch.plan import ProcessSpec
 
 

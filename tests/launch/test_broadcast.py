@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.config import ClusterConfig
+from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, StorageFull
 from gyre_hpc.launch import broadcast, scratch, unpack
 from gyre_hpc.launch.allocation import Allocation
