@@ -26,6 +26,8 @@ class FakeHub:
     cut: dict[str, int] = field(default_factory=dict)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     url: str = ""
+    no_tree: bool = False
+    """The listing of files is refused; all else is answered."""
 
     @property
     def commit(self) -> str:
@@ -71,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, revision = what.partition("/")
         if revision not in ("main", "v1", hub.commit):
             self._send(404, {"X-Error-Code": "RevisionNotFound"})
+        elif kind == "tree" and hub.no_tree:
+            self._send(403, {})
         elif kind == "tree":
             self._json([{"type": "file", "path": n, "size": len(d), "oid": n} for n, d in hub.files.items()])
         else:

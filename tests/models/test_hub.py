@@ -136,6 +136,23 @@ def test_a_download_that_broke_off_is_no_model_and_its_whole_files_are_kept(
     assert "model.safetensors" in hub.served() and "tokenizer.json" not in hub.served()
 
 
+def test_a_folder_that_the_library_takes_for_good_half_filled_is_no_model(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    """It hands back a folder that is not empty when it cannot list the repository's files."""
+    hub.no_tree = True
+    partial = tmp_path / "org--tiny" / f"{hub.commit}.partial"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(hub.files["model.safetensors"][:1000])
+    with pytest.raises(model_hub.HubFailed, match="is not whole"):
+        model_hub.stage(PATH, tmp_path, hub.url)
+    hub.no_tree = False
+    assert "fetched" in model_hub.stage(PATH, tmp_path, hub.url)
+    assert (models.resolve(PATH, tmp_path) / "model.safetensors").read_bytes() == hub.files[
+        "model.safetensors"
+    ]
+
+
 STAGE = "import sys, pathlib; from gyre_hpc.models import hub; hub.stage(sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3])"
 FULL_DISK = """
 mount -t tmpfs -o size=256k none "$1" && exec "$2" -m gyre_hpc.cli stage experiment=quickstart model.path="$3" model.staged="$1"
