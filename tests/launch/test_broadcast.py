@@ -211,6 +211,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
+@pytest.mark.full
 @pytest.mark.slurm
 @pytest.mark.root
 async def test_steps_run_from_the_copy_that_sbcast_sent(
