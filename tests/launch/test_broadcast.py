@@ -155,7 +155,10 @@ def small_environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-SHOW = "import sys, only_here, gyre_hpc; print('from', sys.prefix, only_here.__file__, gyre_hpc.__file__, flush=True)"
+SHOW = r"""
+import sys, only_here, gyre_hpc
+sys.stdout.write(f"from {sys.prefix} {only_here.__file__} {gyre_hpc.__file__}\n")  # one write: two tasks share the log
+"""
 
 
 def test_a_copied_environment_works_without_the_old_one(tmp_path: Path) -> None:
@@ -211,7 +214,6 @@ def cluster() -> Iterator[None]:
         yield
 
 
-@pytest.mark.full
 @pytest.mark.slurm
 @pytest.mark.root
 async def test_steps_run_from_the_copy_that_sbcast_sent(
@@ -227,6 +229,7 @@ async def test_steps_run_from_the_copy_that_sbcast_sent(
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
     monkeypatch.setenv("PYTHONPATH", str(broadcast.PACKAGE_ROOT))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as the job script does: the working folder is this checkout
     env = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes.split()[1], "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
     monkeypatch.setenv("SLURM_JOB_ID", job)
     (base := tmp_path / "node").mkdir()
