@@ -110,13 +110,21 @@ def test_a_submitted_run_ends_and_runs_the_code_that_was_frozen_with_it(
 
 @pytest.mark.full
 def test_a_het_run_has_its_cells_on_the_second_component(cluster: None, tmp_path: Path) -> None:
-    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.layout=het", "cluster.cell.gres=gpu:1")
+    """And runs from the nodes' own disks, if told so."""
+    het = ("cluster.layout=het", "cluster.cell.gres=gpu:1", "cluster.job.sbatch=[--hold]")
+    job, run = submitted(*SMALL, f"root={tmp_path}", "cluster.broadcast=package", *het)
+    with (run / "package" / "gyre_hpc" / "cells" / "cell.py").open("a") as file:
+        file.write(f"\nfrom pathlib import Path as _P\n_P({str(tmp_path / 'cell')!r}).write_text(__file__)\n")
+    subprocess.run(["scontrol", "release", job], check=True)
     until("the start of the job", lambda: state(job) == "RUNNING", PATIENCE_S)
     until("the end of the job", lambda: completed(job, run))
     assert steps_taken(run) == 2
     log = (run / "logs" / "attempt-1" / "controller.log").read_text()
     steps = [line for line in log.splitlines() if "srun --jobid" in line]
     assert {("cell-" in line, "--het-group=1" in line) for line in steps} == {(True, True), (False, False)}
+    imported = (tmp_path / "cell").read_text()
+    assert imported.endswith("gyre_hpc/cells/cell.py") and not imported.startswith(str(run))
+    assert not Path(imported).exists(), "the copy goes with the job"
 
 
 @pytest.mark.full
