@@ -219,7 +219,7 @@ class Controller:
             await self._serve()
             ending = None if self._ended() else self.departure.ending
             if ending is not None:
-                await self.leaving.save(self.departure.save_within_s())
+                await self.leaving.save(self.departure.time_to_save())
                 await self.departure.leave_successor()
         finally:
             self.processing.send(msg.Seal())

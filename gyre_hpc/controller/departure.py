@@ -205,12 +205,16 @@ class Departure:
         begin = leave_at(self.ending, self.record.checkpoint_s, SAFETY)
         return begin is None or self._clock() >= begin or idle()
 
-    def save_within_s(self) -> float:
-        """Seconds for the last checkpoint."""
-        end = self.ending.end if self.ending is not None else None
-        if end is None:
-            return max(CHECKPOINT_GRACE_S, needed_s(self.record.checkpoint_s))
-        return max(1.0, end - self._clock() - 1.0)
+    def time_to_save(self) -> Callable[[], float]:
+        """Seconds left for the last checkpoint, which begins now; to be asked again: an end that comes sooner shortens them."""
+        began, needed = self._clock(), max(CHECKPOINT_GRACE_S, needed_s(self.record.checkpoint_s))
+
+        def left_s() -> float:
+            end = self.ending.end if self.ending is not None else None
+            until = began + needed if end is None else max(began + 1.0, end - 1.0)
+            return until - self._clock()
+
+        return left_s
 
     def shutdown_within_s(self) -> float:
         """Seconds for all peers to end by themselves."""

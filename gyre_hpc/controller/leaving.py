@@ -7,6 +7,7 @@ messages go on being served, as long as the core lives and there is time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from gyre_hpc.controller.weights import unsaved
 
 QUIET_S: Final = 10.0
 """A controller that leaves because nothing is under way has heard nothing for so long: reports may be on their way."""
+
+LOOK_S: Final = 1.0
+"""Longest time between two looks at what is left for the checkpoint."""
 
 
 @dataclass
@@ -36,23 +40,30 @@ class Leaving:
         quiet = time.monotonic() - self.heard_at >= QUIET_S
         return quiet and not (running or training or its.weights.publishing is not None)
 
-    async def save(self, within_s: float) -> None:
-        """Write it, unless the core dies or takes longer."""
+    async def save(self, left_s: Callable[[], float]) -> None:
+        """Write it, unless the core dies or it takes longer than `left_s` says, which is asked about once a second."""
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(within_s):
-                await self._serve_while(lambda: self.reception.batches.committing)
-                await self._save()
+            await self._serve_while(lambda: self.reception.batches.committing, left_s)
+            await self._save(left_s)
         except TimeoutError:
-            words = f"no checkpoint of the newest version within {within_s:.0f} s"
+            words = f"no checkpoint of the newest version within {time.monotonic() - began:.0f} s"
             self.reception.observer.fault("core", words)
 
-    async def _save(self) -> None:
+    async def _save(self, left_s: Callable[[], float]) -> None:
         driver, weights = self.reception.driver, self.reception.weights
         version, core = unsaved(driver.state, weights.checkpoint[0]), driver.state.core
         if version is not None and core is not None:
             weights.save(core, version)
-            await self._serve_while(lambda: weights.checkpoint[0] != version and driver.state.core == core)
+            await self._serve_while(
+                lambda: weights.checkpoint[0] != version and driver.state.core == core, left_s
+            )
 
-    async def _serve_while(self, condition: Callable[[], bool]) -> None:
+    async def _serve_while(self, condition: Callable[[], bool], left_s: Callable[[], float]) -> None:
+        inbox = self.reception.peers.inbox
         while condition():
-            self.reception.note(await self.reception.peers.inbox.get())
+            left = left_s()
+            if left <= 0:
+                raise TimeoutError
+            with contextlib.suppress(TimeoutError):
+                self.reception.note(await asyncio.wait_for(inbox.get(), min(left, LOOK_S)))

@@ -190,7 +190,7 @@ async def test_a_preemption_during_the_drain_leaves_at_its_own_end(world: World,
     world.job = replace(world.job, preempted=900.0, end=930.0)
     assert await judged(departure, lambda: departure.asked_to_end("cell-0")) is Cause.PREEMPTION
     world.now = 911.0
-    assert departure.due() and departure.save_within_s() == 18.0
+    assert departure.due() and departure.time_to_save()() == 18.0
 
 
 async def test_the_jobs_own_signal_may_tell_of_a_preemption(world: World) -> None:

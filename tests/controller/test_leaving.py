@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -51,3 +52,18 @@ async def test_a_signal_ends_a_run_with_a_checkpoint_of_the_newest_version(tmp_p
     written = [entry for entry in read_journal(tmp_path / "journal") if isinstance(entry, CheckpointWritten)]
     assert written[-1].version == controller.driver.state.core_version >= 2
     assert controller.departure.record.checkpoint_s > 0
+
+
+async def test_an_end_that_comes_sooner_shortens_the_wait_for_the_checkpoint(tmp_path: Path) -> None:
+    """The core never answers; the grace time is cut to nothing while the controller waits."""
+    asked: list[float] = []
+
+    def left_s() -> float:
+        asked.append(60.0 if len(asked) < 2 else 0.0)
+        return asked[-1]
+
+    controller = make_controller(tmp_path, small_run(STEPS), 1, nothing)
+    controller.batches.committing = True
+    async with asyncio.timeout(30):
+        await controller.leaving.save(left_s)
+    assert asked == [60.0, 60.0, 0.0]
