@@ -31,7 +31,7 @@ from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)
-LIMIT_S: Final = 900.0
+LIMIT_S: Final = unpack.LIMIT_S
 """Longest wait for each of packing, sending and unpacking: an environment of 10 GiB at 12 MiB/s."""
 TAR_CHANGED: Final = 1
 """GNU tar: a file changed while it was read. Other processes write compiled modules; nothing else may change there."""
@@ -92,7 +92,13 @@ def pack(part: Part, folder: Path) -> Path:
         old.unlink()
     partial = archive.with_suffix(".partial")
     command = ["tar", "-cf", str(partial), "-C", str(part.source), part.member]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        partial.unlink(missing_ok=True)
+        raise GyreError(f"{archive}: tar has not ended after {LIMIT_S:g} s") from error
     if done.returncode > TAR_CHANGED:
         partial.unlink(missing_ok=True)
         raise StorageFull(

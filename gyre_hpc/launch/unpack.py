@@ -13,6 +13,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
+
+LIMIT_S: Final = 900.0
+"""Longest time of one archive, as the controller waits for it."""
 
 
 def unpack(archive: Path, sent: Path, target: Path) -> str:
@@ -26,10 +30,14 @@ def unpack(archive: Path, sent: Path, target: Path) -> str:
         whole = sent.is_file() and sent.stat().st_size == archive.stat().st_size
         partial.mkdir(mode=0o700)
         command = ["tar", "--no-same-owner", "-xf", str(sent if whole else archive), "-C", str(partial)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=LIMIT_S
+        )
         if done.returncode != 0:
             return f"{target}: tar: {' '.join(done.stderr.split()[:30])}"
         partial.rename(target)
+    except subprocess.TimeoutExpired:
+        return f"{target}: tar has not ended after {LIMIT_S:g} s"
     except OSError as error:
         # a node that stands for several (slurmd -N) has it from the other one
         return "" if target.is_dir() else f"{error.filename or target}: {error.strerror}"

@@ -45,6 +45,8 @@ KNOWN = {
     "executions/patchkit/files/evaluate.py": "inside a launch of the fork server, which ends with its guard",
     "executions/reference_harness/agent.py": "inside a launch of the fork server, which ends with its guard",
     "controller/freeze.py": WAITED,
+    "launch/broadcast.py": WAITED,
+    "launch/unpack.py": WAITED,
     "launch/commands.py": WAITED,
     "launch/doctor_ask.py": WAITED,
     "launch/health.py": WAITED,
