@@ -18,7 +18,7 @@ from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import Plan, Run, all_gone
 
-BUSY = ("engine.tokens_per_s=30", "cluster.restarts=20")
+BUSY = ("engine.tokens_per_s=20", "cluster.restarts=20")
 """Calls last for seconds, so that there are always some under way."""
 
 
