@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.cluster import PATIENCE_S, SCRIPT, reconfigure, running_cluster, squeue
-from tests.launch.test_submit_slurm import SMALL, completed, state, steps_taken, submitted, until
+from tests.launch.slurm_runs import SMALL, completed, state, steps_taken, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1700)]
 

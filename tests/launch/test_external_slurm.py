@@ -13,7 +13,7 @@ from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.runs import SMALL, Plan, Run
 from tests.end_to_end.test_adoption import attempts, check_undisturbed, open_calls
 from tests.launch.cluster import running_cluster
-from tests.launch.test_submit_slurm import completed, state, submitted, until
+from tests.launch.slurm_runs import completed, state, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.full, pytest.mark.timeout(1200)]
 

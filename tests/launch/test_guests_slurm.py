@@ -14,7 +14,7 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.schedule.protocol import CellAdded, CellKind, CellLost
 from tests.end_to_end.runs import SMALL, Plan
 from tests.launch.cluster import PATIENCE_S, dev_cluster, running_cluster, squeue
-from tests.launch.test_submit_slurm import completed, gyre, state, submitted, until
+from tests.launch.slurm_runs import completed, gyre, state, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1200)]
 

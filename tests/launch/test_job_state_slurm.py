@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gyre_hpc.launch.job_state import ENDED, job_state, job_states
-from tests.launch.cluster import PATIENCE_S, reconfigure, running_cluster
+from tests.launch.cluster import reconfigure, running_cluster
+from tests.launch.slurm_runs import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(600)]
 
@@ -39,13 +39,6 @@ def sbatch(*words: str) -> str:
     return subprocess.check_output(command, text=True).strip()
 
 
-def until(probe: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not probe():
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-
-
 def sacct(job: str, *flags: str) -> list[str]:
     command = ["sacct", "-n", "-P", "-X", "-o", "JobID,State", "-j", job, *flags]
     return subprocess.check_output(command, text=True).splitlines()
@@ -60,17 +53,17 @@ def listed() -> list[str]:
 def test_ended_jobs_are_known_after_slurm_forgot_them(accounted: None, tmp_path: Path) -> None:
     (tmp_path / "het.sh").write_text(HET)
     good, bad, het = sbatch("--wrap=true"), sbatch("--wrap=exit 3"), sbatch(str(tmp_path / "het.sh"))
-    until(lambda: job_state(het) == "RUNNING")
+    until("the het job", lambda: job_state(het) == "RUNNING")
     subprocess.run(["scancel", het], check=True)
     expected = {good: "COMPLETED", bad: "FAILED", het: "CANCELLED"}
-    until(lambda: job_states(list(expected)) == expected)
-    until(lambda: f"{bad}|FAILED" in sacct(bad))  # records come late
+    until("every state", lambda: job_states(list(expected)) == expected)
+    until("its record", lambda: f"{bad}|FAILED" in sacct(bad))  # records come late
     reconfigure("MinJobAge=.*", "MinJobAge=2")
-    until(lambda: not listed(), 150.0)
+    until("slurmctld to forget it", lambda: not listed(), 150.0)
     long = sbatch("--wrap=sleep 600")
     assert {line.partition("|")[0] for line in sacct(het)} == {f"{het}+0", f"{het}+1"}
     assert job_states([*expected, "4711"]) == expected
-    until(lambda: job_states([*expected, long]) == expected | {long: "RUNNING"})
+    until("the states from records", lambda: job_states([*expected, long]) == expected | {long: "RUNNING"})
     subprocess.run(["scancel", long], check=True)
 
 
@@ -78,19 +71,19 @@ def test_ended_jobs_are_known_after_slurm_forgot_them(accounted: None, tmp_path:
 def test_a_job_that_was_preempted_has_not_ended(accounted: None) -> None:
     """Accounting has a record of its first start as well, which says PREEMPTED."""
     low = sbatch("-p", "preempt", "-N2", "--exclusive", "--requeue", "--wrap=sleep 600")
-    until(lambda: job_state(low) == "RUNNING")
+    until("its start", lambda: job_state(low) == "RUNNING")
     high = sbatch("-p", "debug", "-N2", "--exclusive", "--wrap=sleep 12")
     seen = set()
-    until(lambda: seen.add(job_state(low)) or job_state(high) == "RUNNING")
-    until(lambda: seen.add(job_state(low)) or job_state(low) == "PENDING")
+    until("the preemption", lambda: seen.add(job_state(low)) or job_state(high) == "RUNNING")
+    until("the requeue", lambda: seen.add(job_state(low)) or job_state(low) == "PENDING")
     assert not seen & ENDED
     assert f"{low}|PREEMPTED" in sacct(low, "-D")
-    until(lambda: job_state(low) == "RUNNING")
+    until("its start", lambda: job_state(low) == "RUNNING")
     subprocess.run(["scancel", low], check=True)
-    until(lambda: job_state(low) == "CANCELLED")
+    until("its end", lambda: job_state(low) == "CANCELLED")
 
 
 def test_without_accounting_a_job_is_known_while_slurm_keeps_it(plain: None) -> None:
     job = sbatch("--wrap=exit 3")
-    until(lambda: job_state(job) == "FAILED")
+    until("its end", lambda: job_state(job) == "FAILED")
     assert job_state("4711") is None and job_states([job, "4711"]) == {job: "FAILED"}

@@ -6,9 +6,8 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,11 @@ from gyre_hpc.controller.journal import StepTaken, read_journal
 from gyre_hpc.launch.bad_nodes import read_bad_nodes
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import Restored, read_metrics
-from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
+from tests.launch.cluster import PATIENCE_S, dev_cluster, running_cluster, squeue
+from tests.launch.slurm_runs import gyre, state, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.timeout(1200)]
 
-REPO = SCRIPT.parents[1]
-RUN_S = 600.0
 SMALL = (
     "experiment=quickstart",
     "cluster=devcluster",
@@ -49,21 +47,6 @@ def cluster(site: None) -> Iterator[None]:
     subprocess.run(["scancel", "-u", "root"], check=True)
 
 
-def gyre(*arguments: str) -> str:
-    command = [sys.executable, "-m", "gyre_hpc.cli", *arguments]
-    env = os.environ | {"PYTHONPATH": str(REPO)}
-    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def until(what: str, probe: Callable[[], object], limit_s: float = RUN_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not probe():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.2)
-
-
 class Run:
     """A run that was submitted, as a person sees it. All waits are bounded."""
 
@@ -79,7 +62,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        return (squeue(self.job, "%T", "--states=all").split() or [""])[0]
+        return state(self.job)
 
     def step(self) -> int:
         return max(map(int, re.findall(r"^step +(\d+)/", self.told, re.MULTILINE)), default=0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.cluster import PATIENCE_S, running_cluster
-from tests.launch.test_submit_slurm import SMALL, completed, steps_taken, submitted, until
+from tests.launch.slurm_runs import SMALL, completed, steps_taken, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.full]
 MPI = (*SMALL, "transport=mpi", "transport.same_host=false")

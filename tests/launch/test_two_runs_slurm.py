@@ -12,7 +12,7 @@ from gyre_hpc.transport.region_files import run_folder
 from gyre_hpc.transport.regions import run_key
 from gyre_hpc.transport.rendezvous import read_secret
 from tests.launch.cluster import running_cluster
-from tests.launch.test_submit_slurm import SMALL, completed, state, steps_taken, submitted, until
+from tests.launch.slurm_runs import SMALL, completed, state, steps_taken, submitted, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.full, pytest.mark.timeout(1200)]
 NODE = "cluster.job.sbatch=['--nodelist=cell0']"

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.cluster import SCRIPT, running_cluster
+from tests.launch.cluster import running_cluster
+from tests.launch.slurm_runs import gyre, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.full, pytest.mark.timeout(900)]
 
-REPO = SCRIPT.parents[1]
-RUN_S = 600.0
 SWEEP = (
     "train",
     "--multirun",
@@ -40,27 +35,12 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def gyre(*arguments: str) -> str:
-    command = [sys.executable, "-m", "gyre_hpc.cli", *arguments]
-    env = os.environ | {"PYTHONPATH": str(REPO)}
-    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def points(what: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gyre("sweep", what, str(folder), "--json").splitlines()]
 
 
 def states(folder: Path) -> list[str]:
     return [point["state"] for point in points("status", folder)]
-
-
-def until(what: str, probe: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + RUN_S
-    while not probe():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(3.0)
 
 
 def test_a_point_that_fails_holds_up_no_other_and_is_submitted_again_when_asked(

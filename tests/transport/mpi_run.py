@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from gyre_hpc.config import RunConfig, TransportConfig
 from gyre_hpc.config_cluster import ClusterConfig
@@ -22,7 +25,7 @@ from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import Link, LinkServer, write_rendezvous, write_secret
-from gyre_hpc.transport.messages import Claim, Hello, Message, PeerKind, WorkReady
+from gyre_hpc.transport.messages import Claim, Hello, Message, PeerKind, RegionKind, WorkReady
 from gyre_hpc.transport.mpi import local_pmi
 from gyre_hpc.transport.mpi.backend import MpiBackend
 from gyre_hpc.transport.mpi.host import socket_path
@@ -256,3 +259,28 @@ async def mpi_run(
         await run.close()
         remove_leftovers(run_key(run.secret))
         shutil.rmtree(folder)
+
+
+async def check_exchange(run: MpiRun) -> None:
+    """Messages and a region cross MPI; the bridge is killed: nothing is lost, nothing comes twice, and the cells join again."""
+    await run.joined(0, 1)
+    for index in (0, 1):
+        run.talk(index, 0, 50)
+        await run.heard(index, 50)
+        assert run.carried(index) >= 100
+    owner, puller = run.cells[0].regions, run.cells[1].regions
+    weights = {"w": np.random.default_rng(0).random(3_000_000), "none": np.empty((0, 2))}
+    manifest = owner.publish(RegionKind.WEIGHTS, "policy", 1, "", weights)
+    arrays = await puller.pull(manifest, deadline_s=PATIENCE_S)
+    np.testing.assert_array_equal(arrays["w"], weights["w"])
+    assert puller.ways == {"mpi": 1}
+    run.talk(0, 50, 60)
+    os.kill(run.endpoint_pid("controller"), signal.SIGKILL)
+    run.talk(0, 60, 90)
+    await until("the downgrade", lambda: not run.up(0) and not run.up(1))
+    run.talk(0, 90, 100)
+    await run.heard(0, 100)
+    assert any("cell-1: MPI channel lost" in fault for fault in run.faults)
+    await run.joined(0, 1)
+    run.talk(0, 100, 110)
+    await run.heard(0, 110)

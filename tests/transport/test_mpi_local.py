@@ -17,7 +17,7 @@ from gyre_hpc.transport.links import write_secret
 from gyre_hpc.transport.messages import RegionKind
 from gyre_hpc.transport.regions import PullFailed
 from tests.launch.cluster import PATIENCE_S
-from tests.transport.mpi_run import PmiLauncher, PmiProcess, mpi_run, until
+from tests.transport.mpi_run import PmiLauncher, PmiProcess, check_exchange, mpi_run, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,29 +29,8 @@ def launcher() -> Iterator[Launcher]:
 
 
 async def test_two_cells_join_and_messages_and_regions_go_over_mpi(launcher: Launcher) -> None:
-    """Then the bridge is killed: nothing is lost, nothing comes twice, and the cells join again."""
     async with mpi_run(launcher) as run:
-        await run.joined(0, 1)
-        for index in (0, 1):
-            run.talk(index, 0, 50)
-            await run.heard(index, 50)
-            assert run.carried(index) >= 100
-        owner, puller = run.cells[0].regions, run.cells[1].regions
-        weights = {"w": np.random.default_rng(0).random(3_000_000), "none": np.empty((0, 2))}
-        manifest = owner.publish(RegionKind.WEIGHTS, "policy", 1, "", weights)
-        arrays = await puller.pull(manifest, deadline_s=PATIENCE_S)
-        np.testing.assert_array_equal(arrays["w"], weights["w"])
-        assert puller.ways == {"mpi": 1}
-        run.talk(0, 50, 60)
-        os.kill(run.endpoint_pid("controller"), signal.SIGKILL)
-        run.talk(0, 60, 90)
-        await until("the downgrade", lambda: not run.up(0) and not run.up(1))
-        run.talk(0, 90, 100)
-        await run.heard(0, 100)
-        assert any("cell-1: MPI channel lost" in fault for fault in run.faults)
-        await run.joined(0, 1)
-        run.talk(0, 100, 110)
-        await run.heard(0, 110)
+        await check_exchange(run)
 
 
 async def test_a_killed_endpoint_costs_its_cell_the_channel_for_a_moment(launcher: Launcher) -> None:
