@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput
 
-BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions")
+BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions", "switch")
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,13 @@ def _bench(arguments: list[str]) -> None:
 
     parser = _parser("bench")
     parser.add_argument("name", choices=BENCHES)
-    name = parser.parse_args(arguments).name
+    parser.add_argument("--switches", type=int, help="switch: how many role switches to make (200)")
+    options = parser.parse_args(arguments)
+    name, wishes = options.name, {} if options.switches is None else {"switches": options.switches}
+    if wishes and name != "switch":
+        parser.error(f"--switches is for `gyre bench switch`, not {name}")
     module = importlib.import_module(f"gyre_hpc.bench.{name.replace('-', '_')}")
-    line = msgspec.json.encode({"bench": name, "figures": module.run()})
+    line = msgspec.json.encode({"bench": name, "figures": module.run(**wishes)})
     sys.stdout.write(line.decode() + "\n")
 
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from gyre_hpc.report import metrics as m
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0
+OUTPUT = "output"
 STOP_S = 60.0
 """Seconds a run gets to end after SIGTERM."""
 
@@ -50,9 +51,6 @@ class Script:
 
     def command(self) -> list[str]:
         """`harness.command`."""
-        program = [fast_python(), "-I", "-S", str(Path(scripted_agent.__file__))]
-        given = ["--base-url", "{base_url}", "--workspace", "{workspace}"]
-        given += ["--instruction", "{instruction}", "--seed", "{seed}"]
         drawn = {
             "mean": self.mean_s,
             "task-sigma": self.task_sigma,
@@ -61,9 +59,15 @@ class Script:
             "answer-tokens": self.answer_tokens,
             "tokens-per-s": self.tokens_per_s,
         }
-        return (
-            program + given + [word for name, value in drawn.items() for word in (f"--{name}", f"{value:g}")]
-        )
+        return command(drawn)
+
+
+def command(drawn: Mapping[str, float]) -> list[str]:
+    """`harness.command`: the scripted agent with these numbers."""
+    program = [fast_python(), "-I", "-S", str(Path(scripted_agent.__file__))]
+    given = ["--base-url", "{base_url}", "--workspace", "{workspace}"]
+    given += ["--instruction", "{instruction}", "--seed", "{seed}"]
+    return program + given + [word for name, value in drawn.items() for word in (f"--{name}", f"{value:g}")]
 
 
 @dataclass(frozen=True)
@@ -103,13 +107,13 @@ class PacedFamily:
         return PacedTask(seed)
 
 
-def write_random_policy(folder: Path, seed: int = 0) -> None:
+def write_random_policy(folder: Path, seed: int = 0, context: int = 2048) -> None:
     """A policy that samples almost uniformly: answers end by their length, whatever it learns in a short run."""
     from gyre_hpc.models.shape import read_shape
     from gyre_hpc.training.new_model import write_new_model
 
     shipped = models.resolve("package:patchkit")
-    write_new_model(folder, read_shape(shipped), seed, context=2048)
+    write_new_model(folder, read_shape(shipped), seed, context=context)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(shipped / name, folder / name)
 
@@ -150,26 +154,35 @@ def overrides(script: Script, policy: Path, root: Path) -> list[str]:
 
 def run(arguments: list[str], root: Path, timeout_s: float) -> Run:
     """`gyre train` with these overrides in the empty folder `root`. Raises GyreError with its last words if it fails."""
-    root.mkdir(parents=True)
-    output = root / "output"
-    with output.open("wb") as file:
-        command = [sys.executable, "-m", "gyre_hpc.cli", "train", *arguments]
-        process = psutil.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     loads: list[Load] = []
+    process = start(arguments, root)
     deadline = time.monotonic() + timeout_s
     try:
-        while _runs_on(process) and time.monotonic() < deadline:
-            loads.append(_load(process, _steps_taken(root)))
+        while runs_on(process) and time.monotonic() < deadline:
+            loads.append(_load(process, lines_of(root, "step")))
     finally:
-        _end(process)
+        end(process)
     if process.returncode != 0 or time.monotonic() >= deadline:
-        tail = output.read_text(errors="replace")[-2000:]
-        raise GyreError(f"gyre train ended with {process.returncode} in {root}:\n{tail}", fix=f"see {root}")
+        raise failure(process, root)
     lines = [line for path in root.glob("*/metrics.jsonl") for line in m.read_metrics(path)]
     return Run(lines, loads)
 
 
-def _runs_on(process: psutil.Popen) -> bool:
+def start(arguments: list[str], root: Path) -> psutil.Popen:
+    """`gyre train` with these overrides; makes the folder `root`, which also takes its output."""
+    root.mkdir(parents=True)
+    with (root / OUTPUT).open("wb") as file:
+        command = [sys.executable, "-m", "gyre_hpc.cli", "train", *arguments]
+        return psutil.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+def failure(process: psutil.Popen, root: Path) -> GyreError:
+    """The error of a run that did not end well, with its last words."""
+    tail = (root / OUTPUT).read_text(errors="replace")[-2000:]
+    return GyreError(f"gyre train ended with {process.returncode} in {root}:\n{tail}", fix=f"see {root}")
+
+
+def runs_on(process: psutil.Popen) -> bool:
     """Whether the process lives after one more POLL_S."""
     try:
         process.wait(POLL_S)
@@ -178,7 +191,7 @@ def _runs_on(process: psutil.Popen) -> bool:
     return False
 
 
-def _end(process: psutil.Popen) -> None:
+def end(process: psutil.Popen) -> None:
     """SIGTERM, and SIGKILL to what does not heed it."""
     if process.poll() is not None:
         return
@@ -190,9 +203,10 @@ def _end(process: psutil.Popen) -> None:
         process.wait()
 
 
-def _steps_taken(root: Path) -> int:
-    """Step lines so far."""
-    return sum(path.read_bytes().count(b'"kind":"step"') for path in root.glob("*/metrics.jsonl"))
+def lines_of(root: Path, kind: str) -> int:
+    """Metrics lines of this kind so far."""
+    line = f'"kind":"{kind}"'.encode()
+    return sum(path.read_bytes().count(line) for path in root.glob("*/metrics.jsonl"))
 
 
 def _load(process: psutil.Popen, steps: int) -> Load:

@@ -1,12 +1,13 @@
 """The harness of paced runs: a program that calls a model and works with tools for a drawn time. Standard library only.
 
-    python3 -I -S scripted_agent.py --base-url URL --workspace DIR --instruction "Task 17" --seed 4
-        --mean S --task-sigma X --execution-sigma Y --answer-tokens N --tokens-per-s R --turn-s S
+    python3 -I -S scripted_agent.py --base-url URL --workspace DIR --instruction "Task 17" --seed 4 --answer-tokens N
+        --mean S --task-sigma X --execution-sigma Y --tokens-per-s R --turn-s S     (or --calls N --context-words W)
 
 Everything is drawn from (task, seed), nothing from what the model says: length log-normal with a share common to the
 task and one of its own, split into turns of one model call and one tool pause. It knows no limit: executions drawn
-beyond the harness limit end there together, as real time-outs cluster. The score is drawn too, and written first, so that an
-execution cut short is scored. Exit codes: 0 done, 3 the endpoint kept failing.
+beyond the harness limit end there together, as real time-outs cluster. With `--calls` there are no pauses: after one short
+call as the main agent come calls as a sub-agent on a context of W words that no other execution shares. The score is drawn
+too, and written first, so that an execution cut short is scored. Exit codes: 0 done, 3 the endpoint kept failing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import http.client
 import json
 import math
 import random
+import string
 import sys
 import time
 from pathlib import Path
@@ -49,6 +51,17 @@ def draw_pauses(task: int, seed: int, seconds: float, turn_s: float, call_s: flo
     return [left * weight / sum(weights) for weight in weights]
 
 
+def draw_calls(task: int, seed: int, mean: int) -> int:
+    """Calls of an execution without pauses: from 1 to 2 * mean - 1, so that those of a burst end one by one."""
+    return random.Random(f"calls of task {task} seed {seed}").randint(1, 2 * mean - 1)
+
+
+def draw_context(task: int, seed: int, words: int) -> str:
+    """Words of four letters."""
+    draw = random.Random(f"context of task {task} seed {seed}")
+    return " ".join("".join(draw.choices(string.ascii_lowercase, k=4)) for _ in range(words))
+
+
 class Client:
     """OpenAI Chat Completions over one kept-alive connection."""
 
@@ -56,6 +69,7 @@ class Client:
         address, _, prefix = base_url.rstrip("/").removeprefix("http://").partition("/")
         self.path = (f"/{prefix}" if prefix else "") + "/v1/chat/completions"
         self.answer_tokens = answer_tokens
+        self.headers = {"content-type": "application/json"}
         self.connection = http.client.HTTPConnection(address, timeout=READ_TIMEOUT_S)
 
     def answer(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -64,7 +78,7 @@ class Client:
         cause = ""
         for attempt in range(ATTEMPTS):
             try:
-                self.connection.request("POST", self.path, body, {"content-type": "application/json"})
+                self.connection.request("POST", self.path, body, self.headers)
                 response = self.connection.getresponse()
                 text = response.read().decode()
                 if response.status == 200:
@@ -83,9 +97,26 @@ def work(options: argparse.Namespace) -> None:
     Path(options.workspace, SCORE_FILE).write_text(
         json.dumps({"score": draw_score(task, options.seed)}) + "\n"
     )
+    client = Client(options.base_url, options.answer_tokens)
+    (call_on_and_on if options.calls else work_and_pause)(client, task, options)
+
+
+def call_on_and_on(client: Client, task: int, options: argparse.Namespace) -> None:
+    """One short call, then long ones without a pause."""
+    client.headers["x-agent-role"] = "main"
+    client.answer([{"role": "user", "content": options.instruction}])
+    client.headers["x-agent-role"] = "sub-agent"
+    context = draw_context(task, options.seed, options.context_words)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": context}]
+    for turn in range(draw_calls(task, options.seed, options.calls)):
+        messages.append({"role": "user", "content": f"Step {turn}."})
+        messages.append(client.answer(messages))
+
+
+def work_and_pause(client: Client, task: int, options: argparse.Namespace) -> None:
+    """Turns of a call and a pause for the drawn time."""
     seconds = draw_seconds(task, options.seed, options.mean, options.task_sigma, options.execution_sigma)
     call_s = options.answer_tokens / options.tokens_per_s
-    client = Client(options.base_url, options.answer_tokens)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": options.instruction},
@@ -105,7 +136,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--answer-tokens", type=int, required=True)
     for name in ("mean", "task-sigma", "execution-sigma", "tokens-per-s", "turn-s"):
-        parser.add_argument(f"--{name}", type=float, required=True)
+        parser.add_argument(f"--{name}", type=float, default=1.0)
+    for name in ("calls", "context-words"):
+        parser.add_argument(f"--{name}", type=int, default=0)
     try:
         work(parser.parse_args(arguments))
     except ConnectionError as error:

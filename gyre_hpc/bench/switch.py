@@ -1,0 +1,180 @@
+"""`gyre bench switch [--switches N]`: role switches under load on four real cells, 200 of them.
+
+One real run (conf/experiment/switch.yaml): controller, cells with their engines, gateway, runner and processor. Scripted
+clients keep calls on contexts of some 1,000 tokens under way, so every cell that leaves rollout has calls to move. Read off
+the run: seconds of each part of a switch, both ways (metrics.jsonl); calls lost, clients that failed; how long a call ever
+waited for us at once, and what its move cost (call logs); memory of all processes over the switches made.
+The run is ended once enough switches were made. Nothing is compared with an absolute time.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gyre_hpc.bench import paced
+from gyre_hpc.bench.figure import Figure
+from gyre_hpc.bench.memory import BLOCKS, growth_by_kind, memory_by_kind
+from gyre_hpc.bench.moves import Move, MoveReader, read_moves
+from gyre_hpc.errors import GyreError
+from gyre_hpc.gateway.call_log import call_logs
+from gyre_hpc.layout import RunLayout
+from gyre_hpc.report import metrics as m
+
+log = logging.getLogger(__name__)
+
+SWITCHES = 200
+CONTEXT_WORDS, CALLS, ANSWER_TOKENS = 220, 2, 32
+"""A context of 220 words has 1,000 tokens."""
+PAGE_TOKENS = 16
+WARM_UP = 0.25
+"""Share of the switches after which memory is looked at: allocators and caches have their size by then."""
+TIMEOUT_S = 60.0
+TIMEOUT_PER_SWITCH_S = 6.0
+ENDED_BY_US = (0, 143)
+
+
+class TooFewSwitches(GyreError):
+    """The run ended, or its time was over, before enough switches were made."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: its metrics lines, moves of calls, and memory (MiB by kind of process) at numbers of switches."""
+
+    lines: list[m.AnyMetric]
+    moves: MoveReader
+    counts: list[int]
+    memory: list[dict[str, float]]
+
+    @property
+    def switches(self) -> list[m.Switch]:
+        """Finished switches, both ways."""
+        return [line for line in self.lines if isinstance(line, m.Switch)]
+
+
+def run(switches: int = SWITCHES) -> dict[str, Figure]:
+    """Figures of so many switches."""
+    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as scratch:
+        return figures(make_switches(Path(scratch), switches))
+
+
+def overrides(policy: Path, root: Path) -> list[str]:
+    """What the run adds to experiment=switch."""
+    drawn = {"calls": CALLS, "context-words": CONTEXT_WORDS, "answer-tokens": ANSWER_TOKENS}
+    words = ",".join(msgspec.json.encode(word).decode() for word in paced.command(drawn))
+    return ["experiment=switch", f"model.path={policy}", f"root={root}", f"harness.command=[{words}]"]
+
+
+def make_switches(scratch: Path, switches: int, extra: Sequence[str] = ()) -> Run:
+    """Run until so many role switches are over. Raises TooFewSwitches."""
+    policy, root = scratch / "policy", scratch / "run"
+    paced.write_random_policy(policy, context=4096)
+    steps = f"schedule.steps={switches}"
+    process = paced.start([*overrides(policy, root), steps, *extra], root)
+    counts: list[int] = []
+    memory: list[dict[str, float]] = []
+    deadline = time.monotonic() + TIMEOUT_S + TIMEOUT_PER_SWITCH_S * switches
+    try:
+        while paced.runs_on(process) and time.monotonic() < deadline:
+            made = paced.lines_of(root, "switch")
+            counts.append(made)
+            memory.append(memory_by_kind(process))
+            if made >= switches:
+                break
+    finally:
+        paced.end(process)
+    if process.returncode not in ENDED_BY_US:
+        raise paced.failure(process, root)
+    return _left(root, counts, memory, switches)
+
+
+def _left(root: Path, counts: list[int], memory: list[dict[str, float]], switches: int) -> Run:
+    (folder,) = (path.parent for path in root.glob("*/config.yaml"))
+    layout = RunLayout(folder)
+    found = Run(list(m.read_metrics(layout.metrics)), read_moves(call_logs(layout)), counts, memory)
+    if len(found.switches) < switches:
+        raise TooFewSwitches(
+            f"{len(found.switches)} of {switches} switches were made in {folder}",
+            fix="run the bench on a quiet machine",
+        )
+    return found
+
+
+# ---- figures ------------------------------------------------------------------------------------------------------
+
+
+def figures(run: Run) -> dict[str, Figure]:
+    """All figures of a run."""
+    return {**_calls(run), **_pages(run.moves.moves), **_memory(run), **_seconds(run.switches)}
+
+
+def _calls(run: Run) -> dict[str, Figure]:
+    ended = [line for line in run.lines if isinstance(line, m.Ended)]
+    lost = sum(line.calls_lost for line in ended)
+    failed = sum(line.reason != "completed" for line in ended)
+    moved, calls = sum(line.calls_rerouted for line in ended), sum(line.calls for line in ended)
+    against = (
+        f"{calls} calls of {len(ended)} executions, {moved} of them moved in {len(run.switches)} switches"
+    )
+    stall = "the longest time a call waited for us at once, queue and prefill at its destination included"
+    return {
+        "switches": Figure(len(run.switches), "switches", "higher", against=against),
+        "calls_lost": Figure(lost + failed, "calls", "lower", aim=0.0, bound=0.0, against=against),
+        "harness_stall_s": Figure(run.moves.longest_held_s, "s", "lower", aim=60.0, against=stall),
+    }
+
+
+def _pages(moves: Sequence[Move]) -> dict[str, Figure]:
+    pages = [move.pages(PAGE_TOKENS) for move in moves if move.same_version]
+    found, full = sum(one for one, _ in pages), sum(one for _, one in pages)
+    if not full:
+        return {}
+    publications = len(moves) - len(pages)
+    against = (
+        f"{full} full pages of {len(pages)} calls that changed their cell; {publications} calls that met other weights"
+        " are left out: the strict policy voids their pages"
+    )
+    return {
+        "pages_moved_share": Figure(found / full, "share", "higher", aim=0.99, bound=1.0, against=against)
+    }
+
+
+def _memory(run: Run) -> dict[str, Figure]:
+    first = WARM_UP * max(run.counts)
+    kept = [(count, sample) for count, sample in zip(run.counts, run.memory, strict=True) if count >= first]
+    if len(kept) < 2 * BLOCKS:
+        return {}
+    found = growth_by_kind([count for count, _ in kept], [sample for _, sample in kept])
+    slope, error = found.pop("all")
+    parts = ", ".join(f"{kind} {value:+.3f}" for kind, (value, _) in found.items())
+    against = f"standard error {error:.3f}; by kind of process: {parts}"
+    return {
+        "memory_growth_mib_per_switch": Figure(slope, "MiB", "lower", aim=0.0, bound=0.0, against=against)
+    }
+
+
+def _seconds(switches: Sequence[m.Switch]) -> dict[str, Figure]:
+    """Median seconds of each part, both ways; parts without a name are messages and waiting."""
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for switch in switches:
+        parts[f"to_{switch.role}_s"].append(switch.seconds)
+        for name, seconds in switch.phases.items():
+            parts[f"to_{switch.role}_{name}_s"].append(seconds)
+    return {
+        name: Figure(
+            statistics.median(values),
+            "s",
+            "lower",
+            against=f"median of {len(values)}, longest {max(values):.2f} s",
+        )
+        for name, values in sorted(parts.items())
+    }
