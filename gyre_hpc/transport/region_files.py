@@ -151,22 +151,22 @@ class Check:
             self._hash.reset()
             self._left.pop()
 
+    def all(self) -> None:
+        """The whole region is there: what is left, by several threads where that is much. Raises as `arrived`."""
+        first, rest = self._left[-1:], self._left[:-1][::-1]
+        threads = min(HASH_THREADS, len(os.sched_getaffinity(0)), len(self._left))
+        if threads < 2 or sum(fragment.bytes for fragment, _ in self._left) < HASH_TOGETHER:
+            self.arrived(len(self._view))
+            return
+        self._left = first
+        with ThreadPoolExecutor(threads) as pool:
+            checks = [pool.submit(self.arrived, len(self._view))]
+            checks += [pool.submit(self._one, fragment, start) for fragment, start in rest]
+            for check in checks:
+                check.result()
 
-def check_all(buffer: Buffer, fragments: Sequence[Fragment]) -> None:
-    """All checksums of a whole region, by several threads where it is large. Raises CorruptRecord naming the fragment."""
-    threads = min(HASH_THREADS, len(os.sched_getaffinity(0)), len(fragments))
-    if threads < 2 or total_bytes(fragments) < HASH_TOGETHER:
-        Check(buffer, fragments).arrived(total_bytes(fragments))
-        return
-    view, starts = memoryview(buffer), list(_offsets(fragments))
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(lambda fragment, start: _check_one(view, fragment, start), fragments, starts):
-            pass
-
-
-def _check_one(view: memoryview, fragment: Fragment, start: int) -> None:
-    check = Check(view[start : start + fragment.bytes], [fragment])
-    check.arrived(fragment.bytes)
+    def _one(self, fragment: Fragment, start: int) -> None:
+        Check(self._view[start : start + fragment.bytes], [fragment]).arrived(fragment.bytes)
 
 
 def arrays_in(buffer: Buffer | npt.NDArray[np.uint8], fragments: Sequence[Fragment]) -> dict[str, Array]:
@@ -185,7 +185,7 @@ def arrays_in(buffer: Buffer | npt.NDArray[np.uint8], fragments: Sequence[Fragme
 
 def verified(buffer: Buffer, fragments: Sequence[Fragment]) -> dict[str, Array]:
     """The arrays inside a whole region's bytes, checked. Raises CorruptRecord naming the fragment."""
-    check_all(buffer, fragments)
+    Check(buffer, fragments).all()
     return arrays_in(buffer, fragments)
 
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from gyre_hpc.transport.messages import Fragment
-from gyre_hpc.transport.region_files import Array, Buffer, Check, arrays_in, check_all, total_bytes
+from gyre_hpc.transport.region_files import Array, Buffer, Check, arrays_in, total_bytes
 
 KEEP_BYTES: Final = 256 << 20
 """Most spare memory of a process: little beside what its regions take while they are in use."""
@@ -102,10 +102,8 @@ class Room:
 
     def arrays(self) -> dict[str, Array]:
         """What the region holds, complete and checked. Raises CorruptRecord."""
-        if self._check is None:
-            check_all(self.buffer, self._fragments)
-        else:
-            self._check.arrived(self.bytes)
+        check = self._check or Check(self.buffer, self._fragments)
+        check.all()
         memory, self._memory, self._check = self._memory, None, None
         if memory is None:
             return arrays_in(b"", self._fragments)

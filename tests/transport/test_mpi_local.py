@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -89,9 +90,37 @@ async def test_a_torn_region_is_refused_and_a_dead_owner_leaves_it_to_tcp(launch
         puller._avoid.clear()
         large = owner.publish(RegionKind.WEIGHTS, "large", 1, "", {"w": np.arange(1 << 24)})
         os.kill(run.endpoint_pid("cell-0"), signal.SIGSTOP)
+        mine = run.endpoint_pid("cell-1")
         arrays = await puller.pull(large, deadline_s=PATIENCE_S)
+        assert run.up(1) and run.endpoint_pid("cell-1") == mine
         np.testing.assert_array_equal(arrays["w"], np.arange(1 << 24))
         assert puller.ways == {"mpi failed": 2, "sockets failed": 1, "sockets": 1}
+
+
+async def test_a_pull_that_is_given_up_costs_no_endpoint_and_no_channel(launcher: Launcher) -> None:
+    """Wherever it was: before the owner's answer, with bytes under way, or with the owner silent until its deadline."""
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        owner, puller = run.cells[0].regions, run.cells[1].regions
+        pids = [run.endpoint_pid(name) for name in ("cell-0", "cell-1")]
+        large = owner.publish(RegionKind.WEIGHTS, "large", 1, "", {"w": np.arange(1 << 24)})
+        await puller.pull(large, deadline_s=PATIENCE_S)
+        for delay_s in (0.0, 0.003, 0.01, 0.03, 0.06):
+            pulling = asyncio.ensure_future(puller.pull(large, deadline_s=PATIENCE_S))
+            await asyncio.sleep(delay_s)
+            pulling.cancel()
+            await asyncio.wait([pulling])
+        os.kill(pids[0], signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await puller.pull(large, deadline_s=PATIENCE_S)
+        os.kill(pids[0], signal.SIGCONT)
+        puller.ways.clear()
+        arrays = await puller.pull(large, deadline_s=PATIENCE_S)
+        np.testing.assert_array_equal(arrays["w"], np.arange(1 << 24))
+        assert puller.ways == {"mpi": 1}
+        assert pids == [run.endpoint_pid(name) for name in ("cell-0", "cell-1")]
+        assert run.up(0) and run.up(1)
 
 
 class Changed(PmiLauncher):

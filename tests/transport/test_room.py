@@ -10,7 +10,10 @@ import xxhash
 
 from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.transport.messages import Fragment
+from gyre_hpc.transport.mpi.backend import checking
+from gyre_hpc.transport.region_files import _offsets
 from gyre_hpc.transport.room import Room, Spares
+from tests.transport.mpi_run import until
 
 
 def fragments(*contents: bytes) -> tuple[Fragment, ...]:
@@ -68,6 +71,53 @@ def test_spare_memory_has_a_limit() -> None:
     held = [filled(bytes([i]) * 64, spares).arrays() for i in range(4)]
     del held
     assert sum(memory.size for memory in spares._free) == 128
+
+
+async def test_a_room_is_checked_while_its_bytes_come_and_no_thread_of_it_is_left() -> None:
+    whole = bytes(range(256)) * 300
+    room = Room(fragments(whole, b"right"))
+    memoryview(room.buffer)[: len(whole)] = whole
+    async with checking(room) as moved:
+        moved(1000)
+        await until("the first check", lambda: room._check is not None and room._check._hashed == 1000)
+        moved(60_000)
+        await until("the second check", lambda: room._check is not None and room._check._hashed == 60_000)
+    with pytest.raises(CorruptRecord, match="'1'"):
+        room.arrays()
+
+
+async def test_what_is_wrong_at_the_front_is_known_at_the_end_of_the_block() -> None:
+    room = Room(fragments(b"right" * 20, b"right"))
+    with pytest.raises(CorruptRecord, match="'0'"):
+        async with checking(room) as moved:
+            moved(room.bytes)
+            await until("the check", lambda: room._check is not None)
+    with pytest.raises(ConnectionError):
+        async with checking(Room(fragments(b"x"))):
+            raise ConnectionError
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2])
+@pytest.mark.parametrize("before", [0, 1_000_000, 3_000_000])
+def test_the_rest_of_a_large_region_is_checked_by_several_threads(wrong: int | None, before: int) -> None:
+    parts = [bytes([i]) * 2_000_000 for i in range(3)]
+    room = Room(fragments(*parts))
+    view = memoryview(room.buffer)
+    for i, start in enumerate(_offsets(room._fragments)):
+        view[start : start + len(parts[i])] = parts[i]
+        if wrong == i:
+            view[start + 1_900_000] ^= 1
+    if wrong == 0 and before > 2_000_000:
+        with pytest.raises(CorruptRecord, match="'0'"):
+            room.arrived(before)
+        return
+    if before:
+        room.arrived(before)
+    if wrong is None:
+        assert [array.tobytes() for array in room.arrays().values()] == parts
+    else:
+        with pytest.raises(CorruptRecord, match=f"'{wrong}'"):
+            room.arrays()
 
 
 def test_a_file_is_asked_for_before_the_memory() -> None:

@@ -6,8 +6,10 @@ The region's address is the owner's name; its bytes are the owner's file, which 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +24,38 @@ class Side(Protocol):
     def ready(self) -> bool:
         """Whether an endpoint with MPI is up here."""
 
-    async def fetch(self, owner: str, path: str, total: int, into: str) -> None:
-        """Fill the file `into` with the region file `path` of `owner`. Raises OSError."""
+    async def fetch(self, owner: str, path: str, total: int, into: str, moved: Callable[[int], None]) -> None:
+        """Fill the file `into` with the region file `path` of `owner`; `moved` is told how much is there. Raises OSError."""
+
+
+@contextlib.asynccontextmanager
+async def checking(room: Room) -> AsyncIterator[Callable[[int], None]]:
+    """Check the room in a thread, while its bytes come, as far as the function given out has been told.
+
+    Raises CorruptRecord at the end of the block. No thread of it is left then, however the block ends.
+    """
+    there, more, over = 0, asyncio.Event(), False
+
+    def moved(count: int) -> None:
+        nonlocal there
+        there = count
+        more.set()
+
+    async def check() -> None:
+        while await more.wait() and not over:
+            more.clear()
+            await asyncio.to_thread(room.arrived, there)
+
+    task = asyncio.create_task(check())
+    try:
+        yield moved
+    finally:
+        over = True
+        more.set()
+        await asyncio.wait([task])
+        wrong = task.exception()
+    if wrong is not None:
+        raise wrong
 
 
 class MpiBackend:
@@ -53,4 +85,5 @@ class MpiBackend:
             return
         into = f"/proc/{os.getpid()}/fd/{room.file()}"
         async with asyncio.timeout(deadline - time.monotonic()):
-            await self._side.fetch(manifest.ways[self.name], manifest.path, room.bytes, into)
+            async with checking(room) as moved:
+                await self._side.fetch(manifest.ways[self.name], manifest.path, room.bytes, into, moved)

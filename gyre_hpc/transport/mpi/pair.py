@@ -7,22 +7,23 @@ its endpoint and carries the invitation from the acceptor to the joiner.
 from __future__ import annotations
 
 import asyncio
-import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
 from gyre_hpc.errors import GyreError
+from gyre_hpc.transport.mpi.fetching import Transfers
 from gyre_hpc.transport.mpi.host import EndpointHost, socket_path
 from gyre_hpc.transport.mpi.wire import (
     Accept,
     Dropped,
-    Fetch,
     Fetched,
     Join,
     Joined,
     Local,
+    Moved,
     PortOpened,
     Ready,
     ToHost,
@@ -55,8 +56,7 @@ class End:
         self.name, self._run, self._stall_s = name, run, stall_s
         self._host = EndpointHost(socket_path(key, name), JOIN_S, self._heard, self._lost)
         self._came: dict[type[Local], asyncio.Future[Local]] = {}
-        self._transfers: dict[int, asyncio.Future[None]] = {}
-        self._serial = itertools.count(1)
+        self._transfers = Transfers()
 
     @property
     def ready(self) -> bool:
@@ -97,16 +97,9 @@ class End:
         """Both sides have proved themselves. Raises NoMpi."""
         await self._answer(Joined, "not joined")
 
-    async def fetch(self, owner: str, path: str, total: int, into: str) -> None:
-        """Fill the file `into` with the region file `path` of the other end. Raises OSError."""
-        transfer = next(self._serial)
-        future = self._transfers[transfer] = asyncio.get_running_loop().create_future()
-        self._host.send(Fetch(CHANNEL, transfer, path, total, into))
-        try:
-            await future
-        except asyncio.CancelledError:
-            self._host.kill(f"the pull of {path} was given up")  # it might still write
-            raise
+    async def fetch(self, owner: str, path: str, total: int, into: str, moved: Callable[[int], None]) -> None:
+        """As `PeerSide.fetch`, from the other end."""
+        await self._transfers.fetch(self._host, CHANNEL, path, total, into, moved)
 
     def close(self) -> None:
         """The endpoint leaves."""
@@ -121,14 +114,8 @@ class End:
         return found
 
     def _heard(self, message: ToHost) -> None:
-        if isinstance(message, Fetched):
-            future = self._transfers.pop(message.transfer)
-            if future.done():
-                return
-            if message.reason:
-                future.set_exception(OSError(message.reason))
-            else:
-                future.set_result(None)
+        if isinstance(message, Moved | Fetched):
+            self._transfers.heard(message)
         elif isinstance(message, Unfit | Dropped):
             self._lost(message.reason)
         elif type(message) in self._came and not self._came[type(message)].done():
@@ -139,9 +126,7 @@ class End:
             if not came.done():
                 came.set_exception(NoMpi(reason))
                 came.exception()  # nobody may be waiting
-        for transfer in self._transfers.values():
-            if not transfer.done():
-                transfer.set_exception(ConnectionError(reason))
+        self._transfers.lost(reason)
 
 
 def endpoint_arguments(run: Path, name: str, path: Path, plugin: str, stall_s: float = JOIN_S) -> list[str]:

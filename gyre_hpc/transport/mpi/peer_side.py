@@ -7,10 +7,9 @@ Losing the channel costs nothing but the path: the link goes back to its socket.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,15 +28,16 @@ from gyre_hpc.transport.messages import (
     Message,
     PortPosted,
 )
+from gyre_hpc.transport.mpi.fetching import MpiFailed, Transfers
 from gyre_hpc.transport.mpi.host import EndpointHost, socket_path
 from gyre_hpc.transport.mpi.wire import (
     Accept,
     Carry,
     Dropped,
-    Fetch,
     Fetched,
     Join,
     Joined,
+    Moved,
     PortOpened,
     Ready,
     ToHost,
@@ -52,10 +52,6 @@ AGAIN_S: Final = (1.0, 60.0)
 """First and longest wait before a lost channel is asked for again; doubled each time, until one lasts that long."""
 
 
-class MpiFailed(OSError):
-    """A region did not come over MPI (says why)."""
-
-
 class PeerSide:
     """One peer's channels. `link` is its link, `path` the socket for its endpoint."""
 
@@ -68,8 +64,7 @@ class PeerSide:
         self._ask_at: float | None = None
         self._joining: dict[int, str] = {}
         self._pairs: dict[str, asyncio.Future[int]] = {}
-        self._transfers: dict[int, asyncio.Future[None]] = {}
-        self._serial = itertools.count(1)
+        self._transfers = Transfers()
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -132,8 +127,8 @@ class PeerSide:
                     self._arrived(channel, data)
             case Dropped(channel=channel, reason=reason):
                 self._gone(channel, reason, tell=True)
-            case Fetched(transfer=transfer, reason=reason):
-                self._fetched(transfer, reason)
+            case Moved() | Fetched():
+                self._transfers.heard(message)
             case _:
                 pass
 
@@ -192,8 +187,7 @@ class PeerSide:
             self._gone(channel, reason, tell=True)
         for owner in list(self._pairs):
             self._end_pair(owner, reason)
-        for transfer in list(self._transfers):
-            self._fetched(transfer, reason)
+        self._transfers.lost(reason)
         self._ask_at = None
 
     async def _tick(self) -> None:
@@ -217,22 +211,12 @@ class PeerSide:
         """Whether an endpoint with MPI is up here."""
         return self._host.ready
 
-    async def fetch(self, owner: str, path: str, total: int, into: str) -> None:
-        """Fill the file `into` with the region file `path` of `owner`. Raises MpiFailed; nothing writes there then.
+    async def fetch(self, owner: str, path: str, total: int, into: str, moved: Callable[[int], None]) -> None:
+        """Fill the file `into` with the region file `path` of `owner`; `moved` is told how much of it is there.
 
-        Cancelled, it ends the endpoint, which might still write.
+        Raises MpiFailed. After that, or when it is cancelled, the endpoint may write there for a moment more.
         """
-        channel = await self._pair(owner)
-        transfer = next(self._serial)
-        future = self._transfers[transfer] = asyncio.get_running_loop().create_future()
-        self._host.send(Fetch(channel, transfer, path, total, into))
-        try:
-            await future
-        except asyncio.CancelledError:
-            self._host.kill(f"the pull of {path} was given up")
-            raise
-        finally:
-            self._transfers.pop(transfer, None)
+        await self._transfers.fetch(self._host, await self._pair(owner), path, total, into, moved)
 
     async def _pair(self, owner: str) -> int:
         if not self._host.ready:
@@ -246,17 +230,6 @@ class PeerSide:
         except TimeoutError as error:
             self._end_pair(owner, "not joined in time")
             raise MpiFailed(f"no channel to {owner} within {2 * self._transport.join_s:g} s") from error
-
-    def _fetched(self, transfer: int, reason: str) -> None:
-        future = self._transfers.get(transfer)
-        if future is None or future.done():
-            return
-        if reason:
-            future.set_exception(MpiFailed(reason))
-            with contextlib.suppress(asyncio.CancelledError):
-                future.exception()
-        else:
-            future.set_result(None)
 
 
 def make_peer_side(

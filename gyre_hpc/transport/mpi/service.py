@@ -1,14 +1,13 @@
 """The loop of an endpoint: its host's wishes, frames of its channels, chunks of its transfers, one thread.
 
 It waits on the host's socket with a time limit and looks at MPI in between. The limit grows from nothing (a transfer moves)
-over MOVING_WAIT_S (it waits for the other side, which may need this CPU) and HOT_WAIT_S (a frame came a moment ago) to
-IDLE_WAIT_S: an idle endpoint looks 200 times a second.
+over MOVING_WAIT_S (it waits for the other side, which may need this CPU), HOT_WAIT_S (a frame came a moment ago) and
+WARM_WAIT_S (a region moved in the last seconds: others want it too) to IDLE_WAIT_S: an idle endpoint looks 200 times a second.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import secrets
 import threading
@@ -18,13 +17,13 @@ from typing import Final, NoReturn, ParamSpec
 
 import msgspec
 
-from gyre_hpc.errors import CorruptRecord, ProtocolViolation
+from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.transport.mpi import joined as joins
 from gyre_hpc.transport.mpi.host_socket import HostSocket
 from gyre_hpc.transport.mpi.joined import Joined
 from gyre_hpc.transport.mpi.library import MPI
-from gyre_hpc.transport.mpi.maps import Maps
-from gyre_hpc.transport.mpi.transfers import Chunks, open_region, open_room
+from gyre_hpc.transport.mpi.traffic import Traffic
+from gyre_hpc.transport.mpi.transfers import Chunks
 from gyre_hpc.transport.mpi.wire import (
     Accept,
     Alive,
@@ -37,10 +36,13 @@ from gyre_hpc.transport.mpi.wire import (
     Dropped,
     Fetch,
     Fetched,
+    GiveUp,
     Join,
     Leave,
     PortOpened,
     Reply,
+    Stop,
+    Stopped,
     ToEndpoint,
 )
 from gyre_hpc.transport.mpi.wire import Joined as JoinedNow
@@ -52,6 +54,8 @@ P = ParamSpec("P")
 MOVING_WAIT_S: Final = 0.00005
 HOT_S: Final = 0.02
 HOT_WAIT_S: Final = 0.0002
+WARM_S: Final = 2.0
+WARM_WAIT_S: Final = 0.001
 IDLE_WAIT_S: Final = 0.005
 ALIVE_S: Final = 1.0
 EXIT_STUCK: Final = 70
@@ -63,16 +67,13 @@ class Service:
 
     def __init__(self, host: HostSocket, name: str, secret: bytes, join_s: float, stall_s: float) -> None:
         self._host, self._name, self._secret = host, name, secret
-        self._join_s, self._stall_s = join_s, stall_s
-        self._run_key = run_key(secret)
+        self._join_s = join_s
         self._channels: dict[int, Joined] = {}
-        self._asked: dict[int, tuple[mmap.mmap, float]] = {}
-        self._incoming: dict[int, Chunks] = {}
-        self._outgoing: list[Chunks] = []
-        self._moved = self._active = time.monotonic()
+        self._traffic = Traffic(run_key(secret), stall_s, host.send)
+        self._active = time.monotonic()
+        self._moved_at = float("-inf")
         self._told = 0.0
-        self._maps = Maps()
-        self._moving = False
+        self._moved = False
 
     def run(self) -> None:
         """Until Leave; raises PeerLost when the host is gone."""
@@ -88,15 +89,20 @@ class Service:
             self._tell_alive()
 
     def _wait(self) -> float:
-        if self._incoming or self._outgoing:
-            return 0.0 if self._moving else MOVING_WAIT_S
-        return HOT_WAIT_S if self._asked or time.monotonic() - self._active < HOT_S else IDLE_WAIT_S
+        if self._traffic.moving:
+            return 0.0 if self._moved else MOVING_WAIT_S
+        now = time.monotonic()
+        if self._traffic.waiting or now - self._active < HOT_S:
+            return HOT_WAIT_S
+        return WARM_WAIT_S if now - self._moved_at < WARM_S else IDLE_WAIT_S
 
     def _tell_alive(self) -> None:
         now = time.monotonic()
         if now - self._told >= ALIVE_S:
             self._told = now
-            self._maps.tidy()
+            self._traffic.tidy()
+            if self._traffic.clogged:
+                self._abandon("channels that have ended hold on to too much memory")
             self._host.send(Alive())
 
     def _guarded(self, channel: Joined, work: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
@@ -112,8 +118,7 @@ class Service:
             return
         log.warning("channel %d ended: %s", number, reason)
         self._host.send(Dropped(number, reason))
-        if any(chunks.joined.channel == number for chunks in (*self._incoming.values(), *self._outgoing)):
-            self._abandon("a channel ended while a region was under way")
+        self._traffic.forget(number, reason)
 
     # ---- the host's wishes --------------------------------------------------------------------------------------
 
@@ -128,9 +133,13 @@ class Service:
                 self._send(self._channels[number], Carried(data))
             case Drop(channel=number):
                 self._channels.pop(number, None)
-            case Fetch(channel=number, transfer=transfer) if number in self._channels:
-                self._send(self._channels[number], Ask(transfer, message.path, message.bytes))
-                self._asked[transfer] = (self._room(message), time.monotonic())
+                self._traffic.forget(number, "the channel has ended")
+            case Fetch(channel=number) if number in self._channels:
+                self._guarded(self._channels[number], self._traffic.fetch, self._channels[number], message)
+            case GiveUp(transfer=transfer):
+                pull = self._traffic.pull(transfer)
+                if pull is not None:
+                    self._guarded(pull.joined, self._traffic.give_up, pull)
             case Fetch(transfer=transfer):
                 self._host.send(Fetched(transfer, "the channel has ended"))
             case _:
@@ -199,66 +208,27 @@ class Service:
                 case Carried(data=data):
                     self._host.send(Carry(channel.channel, data))
                 case Ask():
-                    self._serve(channel, frame)
+                    self._traffic.serve(channel, frame)
                 case Reply(transfer=transfer, reason=reason):
-                    self._answered(channel, transfer, reason)
+                    self._traffic.answered(transfer, reason)
+                case Stop():
+                    self._traffic.stop(channel, frame)
+                case Stopped(transfer=transfer, bytes=sent):
+                    self._traffic.stopped(transfer, sent)
                 case Bye():
                     self._drop(channel.channel, "the other side has left")
                     return
                 case _:
                     raise ProtocolViolation(f"{type(frame).__name__} on a joined channel")
 
-    def _serve(self, channel: Joined, ask: Ask) -> None:
-        try:
-            memory = self._maps.of(
-                ask.path, ask.bytes, lambda: open_region(ask.path, ask.bytes, self._run_key)
-            )
-        except (OSError, CorruptRecord) as error:
-            channel.send(Reply(ask.transfer, f"the owner has no such region ({error})"))
-            return
-        channel.send(Reply(ask.transfer))
-        self._begin()
-        self._outgoing.append(Chunks(channel, ask.transfer, memory, send=True))
-
-    def _room(self, fetch: Fetch) -> mmap.mmap:
-        """The puller's memory, made while the owner looks for the region."""
-        try:
-            return self._maps.of(fetch.into, fetch.bytes, lambda: open_room(fetch.into, fetch.bytes))
-        except OSError as error:
-            self._host.send(Fetched(fetch.transfer, f"cannot write the memory of the host ({error})"))
-            self._abandon("a region is on its way to nowhere")
-
-    def _answered(self, channel: Joined, transfer: int, reason: str) -> None:
-        asked = self._asked.pop(transfer, None)
-        if asked is None:
-            raise ProtocolViolation(f"an answer to transfer {transfer}, which nobody asked for")
-        if reason:
-            self._host.send(Fetched(transfer, reason))
-            return
-        self._begin()
-        self._incoming[transfer] = Chunks(channel, transfer, asked[0], send=False)
-
-    def _begin(self) -> None:
-        if not self._incoming and not self._outgoing:
-            self._moved = time.monotonic()
-
     def _transfer(self) -> None:
         now = time.monotonic()
-        if any(now - since > self._stall_s for _, since in self._asked.values()):
-            self._abandon("a region was not answered for")
-        if not self._incoming and not self._outgoing:
-            return
-        self._moving = False
-        for chunks in (*self._incoming.values(), *self._outgoing):
-            self._guarded(chunks.joined, self._progress, chunks, now)
-        for transfer in [transfer for transfer, chunks in self._incoming.items() if chunks.done]:
-            del self._incoming[transfer]
-            self._host.send(Fetched(transfer))
-        self._outgoing = [chunks for chunks in self._outgoing if not chunks.done]
-        if now - self._moved > self._stall_s:
-            self._abandon("a region has not moved")
+        self._moved = False
+        for chunks in list(self._traffic.under_way()):
+            if chunks.joined.channel in self._channels:
+                self._guarded(chunks.joined, self._progress, chunks, now)
 
     def _progress(self, chunks: Chunks, now: float) -> None:
-        if chunks.progress():
-            self._moved = self._active = now
-            self._moving = True
+        if self._traffic.progress(chunks, now):
+            self._moved = True
+            self._moved_at = self._active = now

@@ -7,7 +7,7 @@ owner's progress all the same and was measured at a third of their speed between
 from __future__ import annotations
 
 import mmap
-import os
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
@@ -15,37 +15,62 @@ from typing import Any, Final
 from gyre_hpc.transport import region_files
 from gyre_hpc.transport.mpi.joined import Joined
 
-CHUNK: Final = 16 << 20
+CHUNK: Final = 8 << 20
+"""Large enough for one message to cost little, small enough for the check of the last one to cost little."""
 WINDOW: Final = 4
 """Chunks under way at once."""
 
 
 class Chunks:
-    """The chunks of one transfer at one side. `done` is set by `progress`."""
+    """One transfer at one side. It posts up to `limit`, and is `done` when that is `settled` and all of it has moved."""
 
     def __init__(self, joined: Joined, transfer: int, memory: mmap.mmap, *, send: bool) -> None:
         self.joined, self.transfer = joined, transfer
-        self._memory = memory
+        self.total = len(memory)
+        self.limit, self.settled = (self.total, True) if send else (0, False)
+        self.stopping = False
+        self.moved_at = time.monotonic()
         self._view = memoryview(memory)
         self._post = joined.isend_bulk if send else joined.irecv_bulk
-        self._posted: deque[Any] = deque()
-        self._offset = 0
+        self._posted: deque[tuple[Any, int]] = deque()
+        self.offset = 0
+        """Bytes posted."""
+        self.arrived = 0
+        """Bytes moved, from the front."""
 
     @property
     def done(self) -> bool:
-        return self._offset >= len(self._view) and not self._posted
+        return self.settled and self.offset >= self.limit and not self._posted
 
-    def progress(self) -> bool:
+    @property
+    def posted(self) -> bool:
+        """Whether MPI still uses the memory."""
+        return bool(self._posted)
+
+    def settle(self, limit: int) -> None:
+        """So many bytes are to be moved: the receiver's side knows it from the owner."""
+        self.limit, self.settled, self.moved_at = max(limit, self.offset), True, time.monotonic()
+
+    def stop(self, posted: int = 0) -> int:
+        """Post nothing beyond what is posted here, or by the other side; returns how much that is."""
+        self.stopping = True
+        self.limit = max(self.offset, min(posted, self.limit))
+        self.moved_at = time.monotonic()
+        return self.limit
+
+    def progress(self, now: float) -> bool:
         """Post and test what can be; True if something moved."""
         moved = False
-        while self._posted and self._posted[0].Test():
-            self._posted.popleft()
+        while self._posted and self._posted[0][0].Test():
+            self.arrived = self._posted.popleft()[1]
             moved = True
-        while len(self._posted) < WINDOW and self._offset < len(self._view):
-            end = min(self._offset + CHUNK, len(self._view))
-            self._posted.append(self._post(self.transfer, self._view[self._offset : end]))
-            self._offset = end
+        while len(self._posted) < WINDOW and self.offset < self.limit:
+            end = min(self.offset + CHUNK, self.total)
+            self._posted.append((self._post(self.transfer, self._view[self.offset : end]), end))
+            self.offset = end
             moved = True
+        if moved:
+            self.moved_at = now
         return moved
 
 
@@ -59,10 +84,6 @@ def open_region(path: str, total: int, run_key: str) -> mmap.mmap:
     return mapped
 
 
-def open_room(into: str, total: int) -> mmap.mmap:
+def open_room(handle: int, total: int) -> mmap.mmap:
     """Map the puller's memory for writing, its pages made at once. Raises OSError."""
-    handle = os.open(into, os.O_RDWR)
-    try:
-        return mmap.mmap(handle, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    finally:
-        os.close(handle)
+    return mmap.mmap(handle, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -58,6 +58,12 @@ class Fetch(Local, frozen=True):
     into: str
 
 
+class GiveUp(Local, frozen=True):
+    """Host to endpoint: nobody waits for this region any more; nothing is said of it from here on."""
+
+    transfer: int
+
+
 class Leave(Local, frozen=True):
     """Host to endpoint: say bye on every channel and exit."""
 
@@ -100,6 +106,13 @@ class Dropped(Local, frozen=True):
     reason: str
 
 
+class Moved(Local, frozen=True):
+    """Endpoint to host: the first `bytes` bytes of the file are there; more follow."""
+
+    transfer: int
+    bytes: int
+
+
 class Fetched(Local, frozen=True):
     """Endpoint to host: the file is whole, or why it is not."""
 
@@ -107,8 +120,8 @@ class Fetched(Local, frozen=True):
     reason: str = ""
 
 
-ToEndpoint = Accept | Join | Carry | Drop | Fetch | Leave
-ToHost = Ready | Unfit | Alive | PortOpened | Joined | Carry | Dropped | Fetched
+ToEndpoint = Accept | Join | Carry | Drop | Fetch | GiveUp | Leave
+ToHost = Ready | Unfit | Alive | PortOpened | Joined | Carry | Dropped | Moved | Fetched
 
 
 class Across(msgspec.Struct, frozen=True, tag=True):
@@ -143,11 +156,25 @@ class Reply(Across, frozen=True):
     reason: str = ""
 
 
+class Stop(Across, frozen=True):
+    """Puller to owner, after Ask: the region is not wanted any more; `posted` bytes are waited for and must be sent."""
+
+    transfer: int
+    posted: int
+
+
+class Stopped(Across, frozen=True):
+    """Owner to puller, after Reply: so many bytes were or will be sent (None: all), which the puller must take."""
+
+    transfer: int
+    bytes: int | None
+
+
 class Bye(Across, frozen=True):
     """The endpoint exits; nothing follows."""
 
 
-AnyAcross = Proof | Carried | Ask | Reply | Bye
+AnyAcross = Proof | Carried | Ask | Reply | Stop | Stopped | Bye
 
 
 def proof_of(secret: bytes, side: str, nonce: bytes, channel: int, name: str) -> bytes:
