@@ -117,12 +117,20 @@ def _schedule(run: RunConfig) -> None:
             f"schedule.extra_dispatch={schedule.extra_dispatch}: phi*B = {ahead} is not an integer",
             fix=f"use a multiple of 1/{schedule.batch_groups}",
         )
+    pool = run.cluster.standalone
+    if not 0 <= pool < cells:
+        raise ConfigError(
+            f"cluster.standalone={pool} of cluster.cells={cells}: at least one cell must be able to train",
+            fix=f"set cluster.standalone={cells - 1} or less",
+        )
     if schedule.policy == "async" and cells < 2:
         raise ConfigError("schedule.policy=async needs cluster.cells >= 2", fix="set cluster.cells=2")
-    if schedule.policy == "async" and schedule.training_cells >= cells:
+    most = cells - max(1, pool)
+    if schedule.policy == "async" and schedule.training_cells > most:
         raise ConfigError(
-            f"schedule.training_cells={schedule.training_cells} leaves none of cluster.cells={cells} for rollout",
-            fix=f"set schedule.training_cells={cells - 1} or less",
+            f"schedule.training_cells={schedule.training_cells} leaves none of cluster.cells={cells} for rollout,"
+            f" or some of cluster.standalone={pool}",
+            fix=f"set schedule.training_cells={most} or less",
         )
 
 

@@ -36,6 +36,8 @@ class ClusterConfig:
     """`local` (child process groups) or `slurm` (one srun step per cell inside the allocation)."""
     cells: int = 3
     """K: number of cells; index 0 is the core."""
+    standalone: int = 0
+    """Of the `cells`, how many serve calls for the whole run and never train: the last ones, the standalone pool."""
     cell: CellConfig = field(default_factory=CellConfig)
     """Shape of every cell."""
     service: ServiceConfig = field(default_factory=ServiceConfig)
@@ -92,3 +94,8 @@ class ClusterConfig:
     health_probe: list[str] = field(default_factory=list)
     """Command run on a cell's node before the cell starts, as the site's node health check; if it fails, or takes more than
     60 s, the node is bad (slurm)."""
+
+
+def standalone_cells(cluster: ClusterConfig) -> range:
+    """Indices of the cells of the standalone pool."""
+    return range(cluster.cells - cluster.standalone, cluster.cells)

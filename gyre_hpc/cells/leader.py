@@ -19,6 +19,7 @@ from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import EngineHost
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
+from gyre_hpc.config_cluster import standalone_cells
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.health import check_node
@@ -152,6 +153,7 @@ async def lead(layout: RunLayout, cell: CellId, incarnation: int, *, trains: boo
             fix="set cluster.cell.ranks=1",
         )
     settle_host(config.cluster, layout)
+    trains = trains and cell not in standalone_cells(config.cluster)
     hello = Hello(PeerKind.CELL, cell, os.getpid(), node_name(), "")
     link = await Link.connect(
         layout,

@@ -250,7 +250,9 @@ class Controller:
                 await self.peers.launch(kind, 0)
         if self.decisions.stop_reason is None:
             for index in range(self.config.cluster.cells):
-                self.cells.add(CellId(index), self.config.engine.capacity, known=self.history.fresh)
+                cell = CellId(index)
+                what = self.driver.state.settings.kind_of(cell)
+                self.cells.add(cell, self.config.engine.capacity, known=self.history.fresh, kind=what)
                 await self.peers.launch_first(PeerKind.CELL, index)
 
     async def _survivors_heard(self) -> Holdings:

@@ -81,7 +81,10 @@ class Guests:
 
     def has(self, cell: CellId) -> bool:
         """Whether the cell is a guest."""
-        return cell in self.cells.cells and self.cells.cells[cell].kind is not CellKind.OWN
+        return cell in self.cells.cells and self.cells.cells[cell].kind in (
+            CellKind.SATELLITE,
+            CellKind.ROLLOUT,
+        )
 
     # ---- hosts --------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,13 @@ def schedule_settings(config: RunConfig) -> Settings:
     """Settings of the schedule for this run."""
     heldout = config.tasks.heldout > 0
     capacities = (config.engine.capacity,) * config.cluster.cells
-    return settings_from(config.schedule, capacities, evaluate_first=heldout, evaluate_last=heldout)
+    return settings_from(
+        config.schedule,
+        capacities,
+        evaluate_first=heldout,
+        evaluate_last=heldout,
+        standalone=config.cluster.standalone,
+    )
 
 
 def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:

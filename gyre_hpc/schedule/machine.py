@@ -44,8 +44,12 @@ __all__ = ["decide", "initial_state"]
 
 
 def initial_state(settings: Settings) -> State:
-    """The state before any event: all configured cells are starting, cell 0 is the core, version 0 is served."""
-    order = tuple(Cell(CellId(index), capacity) for index, capacity in enumerate(settings.capacities))
+    """The state before any event: all configured cells are starting, cell 0 is the core, version 0 is served;
+    the last `standalone` never train."""
+    order = tuple(
+        Cell(CellId(index), capacity, kind=settings.kind_of(CellId(index)))
+        for index, capacity in enumerate(settings.capacities)
+    )
     turn = Turn(State(settings=settings, cells=order, core=CellId(0)))
     reserved = POLICIES[settings.policy].reserved(turn.state)
     turn.set_order(order, tuple(cell.id for cell in reserved))

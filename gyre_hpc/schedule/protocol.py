@@ -29,6 +29,8 @@ class CellKind(enum.StrEnum):
     """A guest that trains; never the core, because it may vanish at any time."""
     ROLLOUT = "rollout"
     """A guest that only serves calls."""
+    STANDALONE = "standalone"
+    """Of the run's own job and its standalone pool: serves calls for the whole run."""
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event"):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gyre_hpc.errors import ConfigError
+from gyre_hpc.records import CellId
+from gyre_hpc.schedule.protocol import CellKind
 
 if TYPE_CHECKING:
     from gyre_hpc.config import ScheduleConfig
@@ -65,8 +67,10 @@ class Settings(msgspec.Struct, frozen=True):
     overlap_joins: bool = True
     """Whether several cells may be on their way to training at once; False: the next is sent when the one before has
     committed its join (gyre only)."""
+    standalone: int = 0
+    """Cells at the end of the order that serve for the whole run and never train: their capacity is C_s."""
     pool: int = 0
-    """Executions served outside the cells for the whole run (C_s)."""
+    """Executions served outside the cells for the whole run (C_s where the pool is no cells)."""
     evaluate_first: bool = False
     """Whether an EvaluationDue will come before the first dispatch and is waited for."""
     evaluate_last: bool = False
@@ -78,6 +82,16 @@ class Settings(msgspec.Struct, frozen=True):
                 f"schedule: cell capacities {self.capacities} must be one positive number per cell",
                 fix="set cluster.cells and engine.capacity to 1 or more",
             )
+        if not 0 <= self.standalone < len(self.capacities):
+            raise ConfigError(
+                f"schedule: {self.standalone} standalone cells of {len(self.capacities)} leave no core",
+                fix=f"set cluster.standalone to {len(self.capacities) - 1} or less",
+            )
+
+    def kind_of(self, cell: CellId) -> CellKind:
+        """Kind of one of the run's own cells, whose ids are their places in the configured order."""
+        trains = cell < len(self.capacities) - self.standalone
+        return CellKind.OWN if trains else CellKind.STANDALONE
 
     @property
     def executions_dispatched(self) -> int:
@@ -102,6 +116,7 @@ def settings_from(
     *,
     evaluate_first: bool = False,
     evaluate_last: bool = False,
+    standalone: int = 0,
     pool: int = 0,
 ) -> Settings:
     """Settings of a run from the `schedule` section. Raises ConfigError naming the key."""
@@ -122,23 +137,25 @@ def settings_from(
         max_staleness=schedule.max_staleness,
         max_void_bursts=schedule.max_void_bursts,
         steps=schedule.steps,
-        training_cells=_training_cells(schedule, len(capacities)),
+        training_cells=_training_cells(schedule, len(capacities), standalone),
         streaming=schedule.streaming,
         launch_order=LaunchOrder(schedule.launch_order),
         overlap_joins=schedule.overlap_joins,
+        standalone=standalone,
         pool=pool,
         evaluate_first=evaluate_first,
         evaluate_last=evaluate_last,
     )
 
 
-def _training_cells(schedule: ScheduleConfig, cells: int) -> int:
-    """Cells fixed to training: as configured, else half of them; at least one cell stays in rollout."""
+def _training_cells(schedule: ScheduleConfig, cells: int, standalone: int) -> int:
+    """Cells fixed to training: as configured, else half of them; those of the standalone pool stay in rollout, at least one."""
     if schedule.policy != PolicyName.ASYNC:
         return 0
-    if schedule.training_cells >= cells:
+    most = cells - max(1, standalone)
+    if schedule.training_cells > most:
         raise ConfigError(
-            f"schedule.training_cells={schedule.training_cells} leaves no rollout cell of {cells}",
-            fix=f"set schedule.training_cells to {cells - 1} or less",
+            f"schedule.training_cells={schedule.training_cells} of {cells} cells, of which {max(1, standalone)} must serve",
+            fix=f"set schedule.training_cells to {most} or less",
         )
-    return schedule.training_cells or max(1, cells // 2)
+    return schedule.training_cells or min(most, max(1, cells // 2))

@@ -94,7 +94,7 @@ class Cell(msgspec.Struct, frozen=True):
     @property
     def trains(self) -> bool:
         """Whether it has a place in the order in which cells leave rollout; the others come after all that have."""
-        return self.kind is not CellKind.ROLLOUT
+        return self.kind not in (CellKind.ROLLOUT, CellKind.STANDALONE)
 
 
 class GroupStatus(enum.StrEnum):

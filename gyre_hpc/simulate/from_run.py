@@ -34,6 +34,7 @@ from gyre_hpc.simulate.world import Place, World
 FREE = (
     "schedule",
     "cluster.cells",
+    "cluster.standalone",
     "engine.capacity",
     "tasks.heldout",
     "tasks.evaluation_repeats",

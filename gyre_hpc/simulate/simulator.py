@@ -379,7 +379,8 @@ class _Simulation:
 
     def _come_back(self, cell: CellId) -> None:
         if self._state.cell(cell) is None:
-            self._tell(p.CellAdded(cell, self._world.cells[cell].capacity))
+            kind = self._state.settings.kind_of(cell)
+            self._tell(p.CellAdded(cell, self._world.cells[cell].capacity, kind))
 
     def _resume(self) -> None:
         """The job runs again: interrupted executions start afresh under their ids."""

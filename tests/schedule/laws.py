@@ -66,8 +66,8 @@ def training_cells_are_a_prefix(turn: Turned) -> None:
 def guests_keep_their_place(turn: Turned) -> None:
     """Cells that only serve are never asked to train and come last; the core is one of the run's own cells."""
     cells = turn.after.cells
-    serving = [cell for cell in cells if cell.kind is CellKind.ROLLOUT]
-    assert all(cell.role is CellRole.ROLLOUT for cell in serving)
+    serving = [cell for cell in cells if cell.kind in (CellKind.ROLLOUT, CellKind.STANDALONE)]
+    assert all(cell.role in (CellRole.STARTING, CellRole.ROLLOUT) for cell in serving)
     assert cells[len(cells) - len(serving) :] == tuple(serving)
     core = None if turn.after.core is None else turn.after.cell(turn.after.core)
     assert core is None or core.kind is CellKind.OWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import (
     CellAdded,
@@ -15,7 +16,7 @@ from gyre_hpc.schedule.protocol import (
     ToRollout,
     ToTraining,
 )
-from gyre_hpc.schedule.settings import PolicyName
+from gyre_hpc.schedule.settings import PolicyName, Settings
 from gyre_hpc.schedule.state import CellRole
 
 from .script import Script
@@ -82,3 +83,28 @@ def test_a_guest_that_trains_returns_when_the_core_comes_back_behind_it() -> Non
     decisions = run.tell(CellAdded(CellId(0), 11))
     assert decisions == [ToRollout(CellId(3)), RestoreCore(CellId(0))]
     assert ids(run) == [0, 3] and run.roles() == [CellRole.ROLLOUT, CellRole.RETURNING]
+
+
+def test_the_standalone_pool_serves_for_the_whole_run_and_lets_every_other_cell_train() -> None:
+    run = Script(capacities=(11, 11, 11), standalone=1)
+    run.start()
+    assert run.state.rollout_capacity == 33, "its capacity counts"
+    sent: set[int] = set()
+    for group in list(run.state.groups)[:3]:
+        sent |= {it.cell for it in run.end_group(group) if isinstance(it, ToTraining)}
+    assert sent == {0, 1} and run.state.waterlevel > 0
+    run.tell(CellLost(CellId(2)))
+    run.tell(CellAdded(CellId(2), 11, CellKind.STANDALONE))
+    assert ids(run)[-1] == 2 and run.state.cells[-1].role is CellRole.ROLLOUT
+
+
+def test_a_cell_of_the_standalone_pool_never_becomes_the_core() -> None:
+    run = Script(capacities=(11, 11), standalone=1)
+    run.start()
+    assert run.tell(CellLost(CellId(0))) == [] and run.state.core is None
+    assert run.tell(CellAdded(CellId(0), 11)) == [RestoreCore(CellId(0))]
+
+
+def test_a_pool_of_all_cells_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave no core"):
+        Settings(capacities=(11, 11), standalone=2)

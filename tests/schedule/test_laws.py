@@ -31,6 +31,7 @@ def plans(draw: st.DrawFn, policy: PolicyName | None = None) -> Settings:
     capacities = draw(
         st.lists(st.integers(1, 9), min_size=2 if chosen is PolicyName.ASYNC else 1, max_size=4)
     )
+    spare = len(capacities) - (max(1, len(capacities) // 2) if chosen is PolicyName.ASYNC else 1)
     batch, burst = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     ahead = draw(st.integers(0, 2 * batch))
     return Settings(
@@ -47,6 +48,7 @@ def plans(draw: st.DrawFn, policy: PolicyName | None = None) -> Settings:
         streaming=draw(st.booleans()),
         launch_order=draw(st.sampled_from(LaunchOrder)),
         overlap_joins=draw(st.booleans()),
+        standalone=draw(st.integers(0, min(1, spare))),
         pool=draw(st.sampled_from((0, 0, 3))),
         evaluate_first=draw(st.booleans()),
         evaluate_last=draw(st.booleans()),

@@ -34,7 +34,7 @@ def test_launch_order_and_overlap_come_from_the_configuration() -> None:
 def test_settings_that_cannot_work_name_their_key() -> None:
     with pytest.raises(ConfigError, match=r"schedule\.extra_dispatch"):
         settings_from(ScheduleConfig(batch_groups=4, extra_dispatch=0.3), (1,))
-    with pytest.raises(ConfigError, match=r"schedule\.training_cells=2 leaves no rollout cell"):
+    with pytest.raises(ConfigError, match=r"schedule\.training_cells=2 of 2 cells, of which 1 must serve"):
         settings_from(ScheduleConfig(policy="async", training_cells=2), (1, 1))
     with pytest.raises(ConfigError, match="fix: "):
         Settings(capacities=())

@@ -53,6 +53,7 @@ from gyre_hpc.schedule.protocol import (
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
 
+GUESTS = (CellKind.SATELLITE, CellKind.ROLLOUT)
 GUEST = 2000
 """Ids of guests are above this."""
 
@@ -405,8 +406,8 @@ class World:
         unroutable = [cell.id for cell in cells if not cell.routable]
         if unroutable:
             actions.append((0.3, lambda: self._recover(self.rng.choice(unroutable))))
-        guests = [cell.id for cell in cells if cell.kind is not CellKind.OWN]
-        if len(guests) == len(cells):
+        guests = [cell.id for cell in cells if cell.kind in GUESTS]
+        if not any(cell.kind is CellKind.OWN for cell in cells):
             actions.append((1.0, self._add))
         elif self.growth:
             actions.append((0.02, self._grow))
@@ -426,7 +427,7 @@ class World:
     def _lose(self, cell: CellId) -> None:
         lost = self.state.cell(cell)
         assert lost is not None
-        own = lost.kind is CellKind.OWN
+        own = lost.kind not in GUESTS
         self.losses -= own
         self.soon = [item for item in self.soon if getattr(item[1], "cell", None) != cell]
         was_core = cell == self.state.core
@@ -450,14 +451,16 @@ class World:
             if not isinstance(item[1], CellReady | CoreRestored | Published | Forecast)
         ]
         self.claims, self.closing = None, False
-        self.growth += sum(cell.kind is CellKind.OWN for cell in self.state.cells)
+        self.growth += sum(cell.kind not in GUESTS for cell in self.state.cells)
         self.tell(AllCellsLost())
         self._forecast(late=False)
 
     def _add(self) -> None:
         live = {cell.id for cell in self.state.cells}
         cell = CellId(next(index for index in range(1000) if index not in live))
-        self.tell(CellAdded(cell, self.rng.randint(1, 8)))
+        known = cell < len(self.state.settings.capacities)
+        kind = self.state.settings.kind_of(cell) if known else CellKind.OWN
+        self.tell(CellAdded(cell, self.rng.randint(1, 8), kind))
         if self.rng.random() < 0.5:
             self.tell(CellReady(cell, Role.ROLLOUT))
 
