@@ -110,7 +110,7 @@ GresTypes=gpu
 # Failures are noticed within seconds.
 SlurmdTimeout=10
 KillWait=5
-UnkillableStepTimeout=20
+UnkillableStepTimeout=120
 ReturnToService=2
 JobRequeue=1
 RequeueExit=75
