@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gyre_hpc.config_checks import validate
 from gyre_hpc.config_cluster import ClusterConfig
+from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.config_keys import omegaconf_error
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.layout import RunLayout
@@ -42,7 +43,7 @@ class EngineConfig:
     """Rollout engine of a cell."""
 
     kind: str = "torch"
-    """`torch`: the embedded reference engine (CPU, small dense models)."""
+    """`torch`: the embedded reference engine (CPU, small dense models); `sglang`: a real SGLang server."""
     page_tokens: int = 16
     """Tokens of one KV page; only full pages are shared between calls."""
     pool_tokens: int = 65536
@@ -56,6 +57,10 @@ class EngineConfig:
     tokens_per_s: float = 0.0
     """Paced device: tokens per second with all `capacity` calls running (each call gets its share, never more); 0 = unpaced.
     Only for comparing policies on shared CPUs."""
+    kv_store_mib: int = 1024
+    """Most MiB of KV pages a cell keeps outside its engine; the least recently used page goes first."""
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    """What only SGLang needs."""
 
 
 @dataclass

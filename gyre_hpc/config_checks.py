@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 CHOICES = {
     "schedule.policy": ("gyre", "colocate", "async"),
     "schedule.launch_order": ("fifo", "longest_first"),
-    "engine.kind": ("torch",),
+    "engine.kind": ("torch", "sglang"),
+    "engine.sglang.device": ("cuda", "cpu"),
+    "engine.sglang.dtype": ("auto", "bfloat16", "float16", "float32"),
     "cluster.kind": ("local", "slurm"),
     "cluster.layout": ("flat", "het"),
     "cluster.broadcast": ("none", "package", "environment"),

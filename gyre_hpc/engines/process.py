@@ -13,10 +13,13 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from gyre_hpc.config import EngineConfig
+from gyre_hpc.engines.weights import Array, weights_digest
 from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.records import Version
 
@@ -45,18 +48,27 @@ class EngineProcess:
     """Bearer token its clients must send; "" = everyone is served."""
     _process: asyncio.subprocess.Process | None = None
 
+    KIND: ClassVar[str] = "torch"
+    OWN_GROUP: ClassVar[bool] = False
+    """Whether it starts processes of its own and therefore leads a process group."""
+
     async def start(self) -> str:
         """Start, wait until it serves, return its base URL. Raises EngineStartFailed, ConfigError."""
-        if self.config.kind != "torch":
+        if self.config.kind != self.KIND:
             raise ConfigError(
-                f"engine.kind={self.config.kind} cannot be started", fix="set engine.kind=torch"
+                f"engine.kind={self.config.kind} cannot be started", fix=f"set engine.kind={self.KIND}"
             )
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="gyre-engine-") as folder, self.log_path.open("ab") as log:
             port_file = Path(folder) / "port"
             stdin = asyncio.subprocess.PIPE if self.token else asyncio.subprocess.DEVNULL
             self._process = await asyncio.create_subprocess_exec(
-                *self._command(port_file), stdin=stdin, stdout=log, stderr=log
+                *self._command(port_file),
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+                process_group=0 if self.OWN_GROUP else None,
             )
             try:
                 self._hand_over_token(self._process)
@@ -92,6 +104,14 @@ class EngineProcess:
         if self.token:
             flags.append("--api-key-stdin")
         return [sys.executable, "-m", "gyre_hpc.engines.torch.server", *flags]
+
+    def _environment(self) -> dict[str, str] | None:
+        """Its environment; None = ours."""
+        return None
+
+    def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
+        """What the engine's `checksum` answers when it serves exactly these weights."""
+        return weights_digest(arrays)
 
     def _hand_over_token(self, process: asyncio.subprocess.Process) -> None:
         """Write the token, which fits a pipe's buffer, and close; a child that ended already is met by the caller."""

@@ -1,0 +1,115 @@
+"""An SGLang server as a child of the cell leader, and all that it starts.
+
+SGLang runs as several processes: HTTP server, scheduler per GPU, sometimes a detokenizer. They form a process group of
+their own; each dies with the one that started it (PR_SET_PDEATHSIG, theirs and ours). `stop` and `wait` end only when no
+process of the group is left, so a next start meets free memory. The environment of the server shows neither our packages
+nor the token: it sees this package by a link of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+import gyre_hpc
+from gyre_hpc.engines.process import POLL_S, EngineProcess
+from gyre_hpc.engines.sglang.arguments import SERVER, server_arguments
+from gyre_hpc.engines.sglang.cpu import write_plugin
+from gyre_hpc.engines.sglang.weights_checksum import expected_checksum
+from gyre_hpc.engines.weights import Array
+
+GROUP_END_S: Final = 30.0
+"""Seconds in which killed processes must be gone; the kernel frees a GPU's memory meanwhile."""
+
+
+@dataclass
+class SglangProcess(EngineProcess):
+    """One server. `store`: folder of its page store, None = it keeps no pages outside itself."""
+
+    store: Path | None = None
+    KIND: ClassVar[str] = "sglang"
+    OWN_GROUP: ClassVar[bool] = True
+    _modules: Path | None = None
+
+    async def start(self) -> str:
+        """Start, wait until it serves, return its base URL. Raises EngineStartFailed, ConfigError."""
+        self._forget_modules()
+        self._modules = Path(tempfile.mkdtemp(prefix="gyre-sglang-"))
+        (self._modules / "gyre_hpc").symlink_to(Path(gyre_hpc.__file__).parent, target_is_directory=True)
+        if self.config.sglang.device == "cpu":
+            write_plugin(self._modules)
+        return await super().start()
+
+    async def wait(self) -> int:
+        """Exit code of the server, once it and all it started have ended."""
+        code = await super().wait()
+        await self._end_group()
+        return code
+
+    async def stop(self) -> None:
+        """End it, and whatever of it is left."""
+        await super().stop()
+        await self._end_group()
+        self._forget_modules()
+
+    def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
+        return expected_checksum(arrays, self.config.sglang, self.model_path)
+
+    def _command(self, port_file: Path) -> list[str]:
+        sglang = server_arguments(
+            self.config, self.model_path, self.version, self.max_context, self.seed, self.store
+        )
+        ours = ["--port-file", str(port_file), "--host", self.host, "--parent", str(os.getpid())]
+        if self.token:
+            ours.append("--api-key-stdin")
+        return [self.config.sglang.python or sys.executable, "-P", "-m", SERVER, *ours, "--", *sglang]
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment.pop("VIRTUAL_ENV", None)
+        environment["PYTHONPATH"] = str(self._modules)
+        environment["HF_HUB_OFFLINE"] = "1"
+        if self.config.sglang.device == "cpu":
+            environment |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(self.config.threads)}
+        folder = Path(self.config.sglang.python or sys.executable).parent
+        environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', '')}"
+        return environment
+
+    async def _end_group(self) -> None:
+        """Kill what is left of the process group; a process that outlasts the deadline is the kernel's to end."""
+        if self.pid is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GROUP_END_S):
+                while members := group_members(self.pid):
+                    for pid in members:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                    await asyncio.sleep(POLL_S)
+
+    def _forget_modules(self) -> None:
+        if self._modules is not None:
+            shutil.rmtree(self._modules, ignore_errors=True)
+            self._modules = None
+
+
+def group_members(group: int) -> list[int]:
+    """Living processes of this process group in our session; the leader counts until it has ended."""
+    session, members = os.getsid(0), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # pid (name) state parent group session ...: the name may hold blanks and brackets
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if (fields[0] not in "ZX", int(fields[2]), int(fields[3])) == (True, group, session):
+                    members.append(int(entry.name))
+    return members

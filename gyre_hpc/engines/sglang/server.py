@@ -1,0 +1,112 @@
+"""Main module of an SGLang server of ours: binds a free port, publishes it once it serves, dies with its parent.
+
+    PYTHON -m gyre_hpc.engines.sglang.server --port-file FILE --host HOST [--api-key-stdin] [--cpu] -- SGLANG-ARGUMENT...
+
+The port is taken by a socket of this process that stays bound and never listens, so that nobody else is given it, while
+SGLang's own socket may share it (SO_REUSEADDR). The bearer token comes on stdin and reaches the HTTP server alone: SGLang
+writes its arguments to its log. SGLang starts its other processes by `spawn`, which imports this module first: what has to
+come before `import sglang` stands at its top. It runs in the environment of SGLang and imports nothing else at the top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CPU = "SGLANG_USE_CPU_ENGINE"
+"""Environment variable by which SGLang, and each process of it, knows that it serves without a GPU."""
+
+if os.environ.get(CPU) == "1":
+    from gyre_hpc.engines.sglang.cpu import prepare
+
+    prepare()
+
+
+def reserve(host: str) -> socket.socket:
+    """A socket bound to a free port of `host` that never listens: the port stays ours until it is closed."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((host, 0))
+    return holder
+
+
+def publish(port_file: Path, host: str, port: int) -> None:
+    """Write "HOST PORT": whoever reads it meets a server that serves."""
+    partial = port_file.with_name(f".{port_file.name}.{os.getpid()}")
+    partial.write_text(f"{host} {port}\n")
+    partial.rename(port_file)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Serve until told to end by SIGINT, or SIGTERM unless it is ignored."""
+    options = _arguments(argv)
+    if options.parent is not None:
+        _die_with(options.parent)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        # SGLang installs a handler of its own; blocked, the signal reaches neither it nor its children.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    token = sys.stdin.read() if options.api_key_stdin else ""
+    if options.api_key_stdin and not token:
+        sys.exit("--api-key-stdin: no token came on stdin")
+    with reserve(options.host) as holder:
+        port = holder.getsockname()[1]
+        _serve(options, port, token)
+
+
+def _serve(options: argparse.Namespace, port: int, token: str) -> None:
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import auth, kill_process_tree
+
+    load_plugins()
+    if token:
+        auth.add_api_key_middleware = with_token(auth.add_api_key_middleware, token)
+    arguments = prepare_server_args(
+        [*options.sglang, "--host", options.host, "--port", str(port), "--skip-server-warmup"]
+    )
+    arguments.resolve_once()
+    try:
+        launch_server(
+            arguments,
+            launch_callback=functools.partial(publish, options.port_file, options.host, port),
+        )
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def with_token(add: Callable[..., Any], token: str) -> Callable[..., Any]:
+    """SGLang's `add_api_key_middleware`, with this token for every endpoint that takes one."""
+
+    @functools.wraps(add)
+    def added(app: Any, **keys: Any) -> Any:
+        return add(app, **{**keys, "api_key": token, "admin_api_key": token})
+
+    return added
+
+
+def _die_with(parent: int) -> None:
+    from gyre_hpc.launch.signals import die_with_parent
+
+    die_with_parent(parent)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.engines.sglang.server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port-file", type=Path, required=True, help="written with 'HOST PORT' once it serves")
+    parser.add_argument("--api-key-stdin", action="store_true", help="the bearer token comes on stdin")
+    parser.add_argument("--parent", type=int, help="pid of the starting process, to die with it")
+    parser.add_argument("sglang", nargs="*", help="arguments of sglang.launch_server, after --")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What SGLang's /weights_checker answers when it serves given weights: the engine confirms what was published, bit by bit.
+
+SGLang hashes its own parameters, in which q, k, v and gate, up are joined, per rank: xxh-like on a GPU
+(kernels/ops/memory/gpu_tensor_hash.py), SHA-256 on a CPU (managers/mm_utils.py), then SHA-256 over (name, hash) in the order
+of the names (utils/weight_checker.py), then over the ranks (managers/tokenizer_control_mixin.py); all of 0.5.21. Here the
+same is worked out for dense models of the Llama and Qwen layout without quantisation. `expected_checksum` of any other
+model raises ConfigError before a run starts (`confirms`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gyre_hpc.config_engine import SglangConfig
+from gyre_hpc.engines.weights import Array
+from gyre_hpc.errors import ConfigError
+
+Words = npt.NDArray[np.uint32]
+JOINED: Final = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Parameters that SGLang joins, along the output dimension."""
+SPLIT_OUTPUT: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
+SPLIT_INPUT: Final = ("o_proj", "down_proj")
+VOCABULARY_MULTIPLE: Final = 64
+"""Rows of embeddings are padded with zeros to a multiple of this, per rank."""
+DENSE: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+def confirms(model: Path) -> bool:
+    """Whether the weights of this model can be confirmed."""
+    config = json.loads((model / "config.json").read_text())
+    dense = bool(set(config.get("architectures") or ()) & set(DENSE))
+    return dense and not config.get("quantization_config")
+
+
+def expected_checksum(arrays: Mapping[str, Array], config: SglangConfig, model: Path) -> str:
+    """`per_engine_checksum` of an engine that serves exactly these weights (names of Hugging Face)."""
+    if not confirms(model):
+        raise ConfigError(
+            f"{model}: its weights on SGLang cannot be confirmed",
+            fix=f"use a dense, unquantised model ({', '.join(DENSE)})",
+        )
+    dtype = config.dtype if config.dtype != "auto" else _own_dtype(model)
+    heads = int(json.loads((model / "config.json").read_text()).get("num_key_value_heads", 0))
+    digest = hashlib.sha256()
+    for rank in range(config.tensor_parallel):
+        tensors = rank_parameters(arrays, rank, config.tensor_parallel, heads)
+        hash_tensor = _cpu_hash if config.device == "cpu" else gpu_hash
+        digest.update(_rank_checksum(tensors, dtype, hash_tensor).encode())
+    return digest.hexdigest()
+
+
+def rank_parameters(
+    arrays: Mapping[str, Array], rank: int, ranks: int, kv_heads: int
+) -> Iterator[tuple[str, Array]]:
+    """SGLang's parameters of one TP rank, by name."""
+    for name in arrays:
+        joined = next((target for target, parts in JOINED.items() if _layer(name) == parts[0]), None)
+        if joined is not None:
+            parts = [name.replace(JOINED[joined][0], part) for part in JOINED[joined]]
+            pieces = [_shard(part, arrays[part], rank, ranks, kv_heads) for part in parts]
+            yield name.replace(JOINED[joined][0], joined), np.concatenate(pieces)
+        elif not any(_layer(name) in parts for parts in JOINED.values()):
+            yield name, _shard(name, arrays[name], rank, ranks, kv_heads)
+
+
+def _layer(name: str) -> str:
+    """q_proj of model.layers.0.self_attn.q_proj.weight."""
+    return re.sub(r"\.(weight|bias)$", "", name).rpartition(".")[2]
+
+
+def _shard(name: str, array: Array, rank: int, ranks: int, kv_heads: int) -> Array:
+    """The rank's part. K and V heads are repeated where there are fewer of them than ranks."""
+    layer = _layer(name)
+    if layer in ("embed_tokens", "lm_head"):
+        array = _padded(array, VOCABULARY_MULTIPLE * ranks)
+    if layer in ("k_proj", "v_proj") and kv_heads < ranks:
+        rank, ranks = rank * kv_heads // ranks, kv_heads
+    if layer in SPLIT_OUTPUT:
+        return np.array_split(array, ranks, axis=0)[rank]
+    if layer in SPLIT_INPUT and array.ndim == 2:
+        return np.array_split(array, ranks, axis=1)[rank]
+    return array
+
+
+def _padded(array: Array, multiple: int) -> Array:
+    return np.pad(array, [(0, -array.shape[0] % multiple), (0, 0)])
+
+
+def _own_dtype(model: Path) -> str:
+    config = json.loads((model / "config.json").read_text())
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def _rank_checksum(
+    tensors: Iterator[tuple[str, Array]], dtype: str, hash_tensor: Callable[[bytes], int]
+) -> str:
+    hashes = {name: f"{hash_tensor(as_bytes(array, dtype)):016x}" for name, array in tensors}
+    digest = hashlib.sha256()
+    for name in sorted(hashes):
+        digest.update(name.encode())
+        digest.update(hashes[name].encode())
+    return digest.hexdigest()
+
+
+def as_bytes(array: Array, dtype: str) -> bytes:
+    """The array as torch stores it in `dtype`, rounded to nearest even, little-endian."""
+    if dtype != "bfloat16":
+        return np.ascontiguousarray(array, dtype=np.dtype(dtype).newbyteorder("<")).tobytes()
+    words: Any = np.ascontiguousarray(array, dtype="<f4").view(np.uint32)
+    nearest: Any = (words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return bytes(nearest.astype("<u2").tobytes())
+
+
+def _cpu_hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+
+
+# ---- the hash of a tensor on a GPU ------------------------------------------------------------------------------
+
+_TILE: Final = 8192
+_SEEDS: Final = (0x243F6A88, ((0x243F6A88 * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF)
+_LANES: Final = tuple(zip((0x27D4EB2D, 0x165667B1), (15, 13), _SEEDS, strict=True))
+"""(factor, rotation, seed) of the upper and the lower half."""
+
+
+def gpu_hash(data: bytes) -> int:
+    """SGLang's gpu_tensor_hash of a tensor with these bytes."""
+    words: Words = np.frombuffer(data + bytes(-len(data) % 4), "<u4").astype(np.uint32)
+    if not len(words):
+        return 0
+    total = 0
+    with np.errstate(over="ignore"):
+        for first in range(0, len(words), _TILE):
+            total += _tile_hash(words[first : first + _TILE], first, len(words))
+    return _splitmix(total & 0xFFFFFFFFFFFFFFFF)
+
+
+def _tile_hash(words: Words, first: int, count: int) -> int:
+    index = np.arange(first, first + len(words), dtype=np.uint32)
+    upper, lower = (_half(words, index, factor, turn, seed, count) for factor, turn, seed in _LANES)
+    return upper << 32 | lower
+
+
+def _half(words: Words, index: Words, factor: int, turn: int, seed: int, count: int) -> int:
+    place = (index * np.uint32(factor) + np.uint32(seed)) ^ (
+        (index << np.uint32(turn)) | (index >> np.uint32(32 - turn))
+    )
+    mixed = int(_mix(words ^ place).sum(dtype=np.uint64)) & 0xFFFFFFFF
+    return int(_mix(np.array([mixed ^ (count * 4 & 0xFFFFFFFF)], dtype=np.uint32))[0])
+
+
+def _mix(x: Words) -> Words:
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x85EBCA6B)
+    x = x ^ (x >> np.uint32(13))
+    x = x * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
+
+
+def _splitmix(x: int) -> int:
+    x ^= x >> 30
+    x = x * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    x ^= x >> 27
+    x = x * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)
