@@ -41,6 +41,8 @@ AT_LEAST = {
     "model.max_context": 2,
     "engine.capacity": 1,
     "engine.page_tokens": 1,
+    "engine.kv_store_mib": 0,
+    "engine.sglang.tensor_parallel": 1,
     "trainer.tensor_parallel": 1,
     "trainer.min_micro_steps_per_group": 1,
     "trainer.keep_checkpoints": 1,
@@ -92,7 +94,7 @@ def validate(run: RunConfig) -> None:
         value = _value(run, key)
         if not value >= least:
             raise ConfigError(f"{key}={value} must be at least {least}", fix=f"set {key}={least} or more")
-    for check in (_schedule, _sizes, _roles, _time_limits, _tasks, _job, _interface, _transport):
+    for check in (_schedule, _sizes, _roles, _time_limits, _tasks, _job, _interface, _transport, _sglang):
         check(run)
 
 
@@ -154,6 +156,22 @@ def _sizes(run: RunConfig) -> None:
         raise ConfigError(
             f"objective.replay_weight={run.objective.replay_weight} with objective.replay_tokens=0 replays nothing",
             fix="set objective.replay_tokens=2048, or objective.replay_weight=0",
+        )
+
+
+def _sglang(run: RunConfig) -> None:
+    engine = run.engine
+    if engine.kind != "sglang":
+        return
+    if engine.tokens_per_s > 0:
+        raise ConfigError(
+            f"engine.tokens_per_s={engine.tokens_per_s:g}: only the embedded engine can be paced",
+            fix="set engine.tokens_per_s=0, or engine=torch",
+        )
+    if engine.sglang.device == "cpu" and engine.sglang.tensor_parallel > 1:
+        raise ConfigError(
+            f"engine.sglang.tensor_parallel={engine.sglang.tensor_parallel} needs GPUs",
+            fix="set engine.sglang.tensor_parallel=1",
         )
 
 

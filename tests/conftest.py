@@ -32,6 +32,12 @@ def _mpiexec() -> bool:
     return shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is not None
 
 
+def sglang_python() -> Path:
+    """Python of the environment that tools/setup_sglang.sh made."""
+    folder = os.environ.get("GYRE_SGLANG", str(Path.home() / ".local/share/gyre/sglang-0.5.21"))
+    return Path(folder) / "bin/python"
+
+
 NIXL = ".venv/bin/pip install --no-deps nixl-cu12==1.5.1 (without its dependencies: it declares torch)"
 
 NEEDS = {
@@ -54,6 +60,10 @@ NEEDS = {
     "rdma": (
         lambda: Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
         "run on a node with an RDMA device (InfiniBand or RoCE); two nodes: sbatch -N2 slurm/accept.sbatch",
+    ),
+    "sglang": (
+        lambda: (sglang_python().parents[1] / "installed").is_file(),
+        "bash tools/setup_sglang.sh (2.8 GB; .ci/run --full does it)",
     ),
     "gpu": (_gpu, "run on a node with a CUDA device"),
 }

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from gyre_hpc.config import RunConfig
 from gyre_hpc.engines.client import EngineClient, EngineUnreachable
 from gyre_hpc.engines.process import EngineProcess
-from gyre_hpc.engines.weights import CONFIG_FILE, weights_digest, write_weights
+from gyre_hpc.engines.sglang.process import SglangProcess, store_folder
+from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
@@ -70,15 +71,7 @@ class EngineHost:
         self._identity = (config.seed, cell, incarnation)
         self._starts = 0
         self._scratch = scratch
-        self._process = EngineProcess(
-            config.engine,
-            layout.model,
-            Version(0),
-            log_folder / f"engine-{cell}.{incarnation}.log",
-            config.model.max_context,
-            host=own_address(config.cluster.host),
-            token=self._token,
-        )
+        self._process = self._make_process(config, log_folder / f"engine-{cell}.{incarnation}.log")
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
         self._released = False
@@ -88,6 +81,16 @@ class EngineHost:
         self.address = ""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called on the event loop when the engine process ends without having been stopped."""
+
+    def _make_process(self, config: RunConfig, log_path: Path) -> EngineProcess:
+        engine, model, context = config.engine, self._layout.model, config.model.max_context
+        host = own_address(config.cluster.host)
+        if engine.kind == SglangProcess.KIND:
+            store = store_folder(engine.sglang, self._scratch)
+            return SglangProcess(
+                engine, model, Version(0), log_path, context, host=host, token=self._token, store=store
+            )
+        return EngineProcess(engine, model, Version(0), log_path, context, host=host, token=self._token)
 
     @property
     def pid(self) -> int | None:
@@ -189,7 +192,7 @@ class EngineHost:
     def _write(self, folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
         write_weights(arrays, folder)
         shutil.copyfile(self._layout.model / CONFIG_FILE, folder / CONFIG_FILE)
-        return weights_digest(arrays)
+        return self._process.expected_checksum(arrays)
 
     async def _survives(self) -> bool:
         """Whether the process is still there after it broke a connection; its end may be noticed a little later."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gyre_hpc.config import EngineConfig
 from gyre_hpc.errors import ConfigError
@@ -35,7 +35,7 @@ def server_arguments(
     options = {
         "--model-path": model,
         "--device": config.sglang.device,
-        "--dtype": config.sglang.dtype,
+        "--dtype": weights_dtype(config, model),
         "--tp-size": config.sglang.tensor_parallel,
         "--page-size": config.page_tokens,
         "--max-total-tokens": config.pool_tokens,
@@ -60,13 +60,28 @@ def server_arguments(
 
 def layout_seed(config: EngineConfig, model: Path) -> str:
     """Equal seeds mean interchangeable page bytes (of the same rank): model, its dtype, page size, sharding."""
+    parts = (_shape(model), weights_dtype(config, model), config.page_tokens, config.sglang.tensor_parallel)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def weights_dtype(config: EngineConfig, model: Path) -> str:
+    """The dtype served. SGLang's own `auto` would serve a float32 model in half precision."""
+    if config.sglang.dtype != "auto":
+        return config.sglang.dtype
+    shape = _shape(model)
+    return str(shape.get("dtype") or shape.get("torch_dtype") or "float32")
+
+
+def _shape(model: Path) -> dict[str, Any]:
     path = model / "config.json"
     try:
         shape = json.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", fix="set model.path to a folder with config.json") from None
-    parts = (shape, config.sglang.dtype, config.page_tokens, config.sglang.tensor_parallel)
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        raise ConfigError(
+            f"{path}: no such file", fix="set model.path to a folder with config.json"
+        ) from None
+    assert isinstance(shape, dict)
+    return shape
 
 
 def _cache(config: EngineConfig, store: Path, seed: str) -> list[str]:

@@ -53,7 +53,9 @@ class GyreStorage(HiCacheStorage):  # type: ignore[misc]
         if payload is None or target_location is None or len(payload) != target_location.nbytes:
             return None
         page = torch.frombuffer(bytearray(payload), dtype=torch.uint8).view(target_location.dtype)
-        return target_location.copy_(page.view(target_location.shape))
+        target_location.copy_(page.view(target_location.shape))
+        assert isinstance(target_location, torch.Tensor)
+        return target_location
 
     def batch_get(
         self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None
@@ -65,9 +67,7 @@ class GyreStorage(HiCacheStorage):  # type: ignore[misc]
             pages.append(None if lacking else self.get(key, target))
         return pages
 
-    def set(
-        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
-    ) -> bool:
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         return self.batch_set([key], [value])
 
     def batch_set(
@@ -94,4 +94,4 @@ class GyreStorage(HiCacheStorage):  # type: ignore[misc]
 
 
 def _bytes(page: torch.Tensor) -> memoryview:
-    return memoryview(page.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return page.detach().contiguous().view(-1).view(torch.uint8).numpy().data

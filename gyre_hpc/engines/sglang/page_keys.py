@@ -36,7 +36,9 @@ def prefix_hashes(kv_key: str, ids: Sequence[int], page_tokens: int) -> list[byt
     return hashes
 
 
-def rank_layout(seed: str, *, tp: tuple[int, int] = (0, 1), pp: tuple[int, int] = (0, 1), cp: tuple[int, int] = (0, 1)) -> bytes:
+def rank_layout(
+    seed: str, *, tp: tuple[int, int] = (0, 1), pp: tuple[int, int] = (0, 1), cp: tuple[int, int] = (0, 1)
+) -> bytes:
     """Layout digest of one rank's part of a page. Pairs are (rank, size); `tp` of MLA models is (0, 1), all ranks hold the same."""
     return hashlib.sha256(f"{seed}|tp{tp}|pp{pp}|cp{cp}".encode()).digest()
 

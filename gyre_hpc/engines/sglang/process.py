@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import gyre_hpc
+from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.engines.process import POLL_S, EngineProcess
-from gyre_hpc.engines.sglang.arguments import SERVER, server_arguments
+from gyre_hpc.engines.sglang.arguments import SERVER, server_arguments, weights_dtype
 from gyre_hpc.engines.sglang.cpu import write_plugin
 from gyre_hpc.engines.sglang.weights_checksum import expected_checksum
 from gyre_hpc.engines.weights import Array
@@ -62,7 +63,8 @@ class SglangProcess(EngineProcess):
         self._forget_modules()
 
     def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
-        return expected_checksum(arrays, self.config.sglang, self.model_path)
+        dtype = weights_dtype(self.config, self.model_path)
+        return expected_checksum(arrays, self.config.sglang, self.model_path, dtype)
 
     def _command(self, port_file: Path) -> list[str]:
         sglang = server_arguments(
@@ -100,6 +102,17 @@ class SglangProcess(EngineProcess):
         if self._modules is not None:
             shutil.rmtree(self._modules, ignore_errors=True)
             self._modules = None
+
+
+def store_folder(config: SglangConfig, scratch: Path) -> Path | None:
+    """Folder of the page store, by `engine.sglang.kv_store`."""
+    match config.kv_store:
+        case "none":
+            return None
+        case "cell":
+            return scratch / "kv"
+        case path:
+            return Path(path)
 
 
 def group_members(group: int) -> list[int]:

@@ -73,6 +73,8 @@ def _serve(options: argparse.Namespace, port: int, token: str) -> None:
         [*options.sglang, "--host", options.host, "--port", str(port), "--skip-server-warmup"]
     )
     arguments.resolve_once()
+    if "--enable-hierarchical-cache" in options.sglang:
+        _compile_page_hash()
     try:
         launch_server(
             arguments,
@@ -80,6 +82,13 @@ def _serve(options: argparse.Namespace, port: int, token: str) -> None:
         )
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _compile_page_hash() -> None:
+    """SGLang compiles the hash of its page keys at first use, in minutes; a flush meanwhile would end it."""
+    from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash
+
+    get_native_hash([0], None)
 
 
 def with_token(add: Callable[..., Any], token: str) -> Callable[..., Any]:
@@ -101,7 +110,9 @@ def _die_with(parent: int) -> None:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gyre_hpc.engines.sglang.server", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port-file", type=Path, required=True, help="written with 'HOST PORT' once it serves")
+    parser.add_argument(
+        "--port-file", type=Path, required=True, help="written with 'HOST PORT' once it serves"
+    )
     parser.add_argument("--api-key-stdin", action="store_true", help="the bearer token comes on stdin")
     parser.add_argument("--parent", type=int, help="pid of the starting process, to die with it")
     parser.add_argument("sglang", nargs="*", help="arguments of sglang.launch_server, after --")

@@ -43,14 +43,13 @@ def confirms(model: Path) -> bool:
     return dense and not config.get("quantization_config")
 
 
-def expected_checksum(arrays: Mapping[str, Array], config: SglangConfig, model: Path) -> str:
+def expected_checksum(arrays: Mapping[str, Array], config: SglangConfig, model: Path, dtype: str) -> str:
     """`per_engine_checksum` of an engine that serves exactly these weights (names of Hugging Face)."""
     if not confirms(model):
         raise ConfigError(
             f"{model}: its weights on SGLang cannot be confirmed",
             fix=f"use a dense, unquantised model ({', '.join(DENSE)})",
         )
-    dtype = config.dtype if config.dtype != "auto" else _own_dtype(model)
     heads = int(json.loads((model / "config.json").read_text()).get("num_key_value_heads", 0))
     digest = hashlib.sha256()
     for rank in range(config.tensor_parallel):
@@ -95,11 +94,6 @@ def _shard(name: str, array: Array, rank: int, ranks: int, kv_heads: int) -> Arr
 
 def _padded(array: Array, multiple: int) -> Array:
     return np.pad(array, [(0, -array.shape[0] % multiple), (0, 0)])
-
-
-def _own_dtype(model: Path) -> str:
-    config = json.loads((model / "config.json").read_text())
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
 def _rank_checksum(

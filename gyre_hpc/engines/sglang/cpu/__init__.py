@@ -9,7 +9,7 @@ dense models with `--attention-backend torch_native` are served; any other kerne
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _DISTRIBUTION: Final = "gyre_sglang_cpu-1.dist-info"
 _SCHEMAS: Final = (
@@ -28,7 +28,7 @@ def prepare() -> None:
 
     from gyre_hpc.engines.sglang.cpu.kernels import install
 
-    library = torch.library.Library("torchvision", "DEF")
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
         library.define(schema)
     _kept.append(library)

@@ -10,7 +10,17 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-_MAKERS: Final = ("empty", "zeros", "ones", "full", "tensor", "empty_like", "zeros_like", "arange", "empty_strided")
+_MAKERS: Final = (
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "tensor",
+    "empty_like",
+    "zeros_like",
+    "arange",
+    "empty_strided",
+)
 
 
 class Event:
@@ -79,6 +89,10 @@ def activate() -> None:
         for name in ("_cuda_host_register", "_cuda_host_unregister"):
             setattr(module, name, lambda *args, **options: None)
     base.HostKVCache.__init__ = _unpinned(base.HostKVCache.__init__)
+    from sglang.srt.mem_cache.allocator import paged
+
+    paged.alloc_extend_kernel = OnHost(functools.partial(_alloc_extend, paged.alloc_extend_naive))
+    paged.alloc_decode_kernel = OnHost(alloc_decode)
     for copy in (transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):
         setattr(mha, copy.__name__, copy)
 
@@ -120,6 +134,38 @@ def _unpinned(init: Callable[..., None]) -> Callable[..., None]:
         init(*bound.args, **bound.kwargs)
 
     return made
+
+
+class OnHost:
+    """A Triton kernel's place: `kernel[grid](...)` calls the function once, whatever the grid."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return self._function
+
+
+def _alloc_extend(
+    naive: Callable[..., None],
+    prefixes: Any,
+    lengths: Any,
+    last: Any,
+    free: Any,
+    out: Any,
+    calls: int,
+    page: int,
+) -> None:
+    """SGLang's own allocation without a kernel, in the kernel's order of arguments."""
+    naive(prefixes, lengths, last, free, out, page, "cpu")
+
+
+def alloc_decode(lengths: Any, last: Any, free: Any, out: Any, calls: int, page: int) -> None:
+    """out[i] = the slot of call i's next token: after `last[i]`, or the first of a free page where its page is full."""
+    fresh = (lengths - 1) % page == 0
+    taken = fresh.cumsum(0) - fresh.long()
+    out.copy_(last + 1)
+    out[fresh] = free[taken[fresh]] * page
 
 
 def transfer_kv_direct(
