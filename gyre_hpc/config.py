@@ -52,13 +52,13 @@ class EngineConfig:
     """Executions one cell serves at the same time (C_e)."""
     threads: int = 1
     """Torch threads of the engine process."""
+    kv_store_mib: int = 256
+    """Host memory of a cell for KV pages that move to another one, in MiB; 0 = a moved call is prefilled again."""
     start_timeout_s: float = 300.0
     """Seconds an engine may take from start to healthy."""
     tokens_per_s: float = 0.0
     """Paced device: tokens per second with all `capacity` calls running (each call gets its share, never more); 0 = unpaced.
     Only for comparing policies on shared CPUs."""
-    kv_store_mib: int = 1024
-    """Most MiB of KV pages a cell keeps outside its engine; the least recently used page goes first."""
     sglang: SglangConfig = field(default_factory=SglangConfig)
     """What only SGLang needs."""
 

@@ -17,9 +17,9 @@ class SglangConfig:
     """GPUs one server is spread over (TP)."""
     dtype: str = "auto"
     """Type of weights and KV: `auto` (the model's own), `bfloat16`, `float16` or `float32`."""
-    kv_store: str = "cell"
-    """Where full KV pages are kept outside the engine: `none`, `cell` (a folder of the cell, in memory where the host can), or the
-    path of a folder that all cells share (a parallel filesystem): then a moved call finds its pages without a transfer."""
+    kv_folder: str = ""
+    """Folder for KV pages that all cells share (a parallel filesystem): a moved call finds them without a transfer. Empty = each
+    cell keeps its own, in memory where the host can. Either way `engine.kv_store_mib` bounds it, and 0 keeps none."""
     prefetch_base_s: float = 10.0
     """Seconds a call waits for its pages from the store before what is missing is computed."""
     prefetch_per_1k_tokens_s: float = 0.25

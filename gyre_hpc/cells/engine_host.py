@@ -22,9 +22,9 @@ import aiohttp
 import numpy.typing as npt
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.engines.client import EngineClient, EngineUnreachable
+from gyre_hpc.engines.client import EngineClient, EngineRefused, EngineUnreachable
 from gyre_hpc.engines.process import EngineProcess
-from gyre_hpc.engines.sglang.process import SglangProcess, store_folder
+from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.layout import RunLayout
@@ -34,6 +34,9 @@ from gyre_hpc.transport.rendezvous import engine_token, read_secret
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 60.0
+"""Seconds in which a paused engine must have ended whatever it does."""
+IDLE_POLL_S = 0.05
 Phases = dict[str, float]
 """Seconds by name of a switch's phase."""
 
@@ -86,10 +89,7 @@ class EngineHost:
         engine, model, context = config.engine, self._layout.model, config.model.max_context
         host = own_address(config.cluster.host)
         if engine.kind == SglangProcess.KIND:
-            store = store_folder(engine.sglang, self._scratch)
-            return SglangProcess(
-                engine, model, Version(0), log_path, context, host=host, token=self._token, store=store
-            )
+            return SglangProcess(engine, model, Version(0), log_path, context, host=host, token=self._token)
         return EngineProcess(engine, model, Version(0), log_path, context, host=host, token=self._token)
 
     @property
@@ -127,11 +127,24 @@ class EngineHost:
             return
         try:
             await self._client.pause("abort")
+            await self._flush_when_idle()
             await self._client.release()
         except EngineUnreachable:
             if await self._survives():
                 raise
         self._released = True
+
+    async def _flush_when_idle(self) -> None:
+        """An engine may move pages for a while after its calls have ended; SGLang dies if it must release memory meanwhile."""
+        assert self._client is not None
+        deadline = time.monotonic() + IDLE_S
+        while True:
+            try:
+                return await self._client.flush()
+            except EngineRefused:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(IDLE_POLL_S)
 
     async def serve(self, version: Version, arrays: Mapping[str, npt.NDArray[Any]], phases: Phases) -> None:
         """Load and confirm these weights as `version`, starting the engine if it is dead."""

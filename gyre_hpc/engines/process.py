@@ -46,6 +46,8 @@ class EngineProcess:
     host: str = "127.0.0.1"
     token: str = field(default="", repr=False)
     """Bearer token its clients must send; "" = everyone is served."""
+    kv_store: Path | None = None
+    """Folder of the cell's host store of KV pages; None = pages stay in the engine."""
     _process: asyncio.subprocess.Process | None = None
 
     KIND: ClassVar[str] = "torch"

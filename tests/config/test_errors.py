@@ -82,7 +82,7 @@ def test_a_value_of_the_wrong_type_names_key_value_and_type(override: str, expec
         ("objective.kind=grp", "did you mean objective.kind=grpo?"),
         ("harness.dialect=openai", "did you mean harness.dialect=openai-chat?"),
         ("tasks.sandbox=docker", "did you mean tasks.sandbox="),
-        ("engine.kind=vllm", "did you mean engine.kind=torch?"),
+        ("engine.kind=vllm", "did you mean engine.kind=sglang?"),
     ],
 )
 def test_a_wrong_choice_lists_the_allowed_ones(override: str, hint: str) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import gyre_hpc
-from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.engines.process import POLL_S, EngineProcess
 from gyre_hpc.engines.sglang.arguments import SERVER, server_arguments, weights_dtype
 from gyre_hpc.engines.sglang.cpu import write_plugin
@@ -34,9 +33,8 @@ GROUP_END_S: Final = 30.0
 
 @dataclass
 class SglangProcess(EngineProcess):
-    """One server. `store`: folder of its page store, None = it keeps no pages outside itself."""
+    """One server. `kv_store` None = it keeps no pages outside itself."""
 
-    store: Path | None = None
     KIND: ClassVar[str] = "sglang"
     OWN_GROUP: ClassVar[bool] = True
     _modules: Path | None = None
@@ -68,7 +66,7 @@ class SglangProcess(EngineProcess):
 
     def _command(self, port_file: Path) -> list[str]:
         sglang = server_arguments(
-            self.config, self.model_path, self.version, self.max_context, self.seed, self.store
+            self.config, self.model_path, self.version, self.max_context, self.seed, self.kv_store
         )
         ours = ["--port-file", str(port_file), "--host", self.host, "--parent", str(os.getpid())]
         if self.token:
@@ -102,17 +100,6 @@ class SglangProcess(EngineProcess):
         if self._modules is not None:
             shutil.rmtree(self._modules, ignore_errors=True)
             self._modules = None
-
-
-def store_folder(config: SglangConfig, scratch: Path) -> Path | None:
-    """Folder of the page store, by `engine.sglang.kv_store`."""
-    match config.kv_store:
-        case "none":
-            return None
-        case "cell":
-            return scratch / "kv"
-        case path:
-            return Path(path)
 
 
 def group_members(group: int) -> list[int]:

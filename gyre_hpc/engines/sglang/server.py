@@ -16,10 +16,12 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+LISTEN_POLL_S = 0.05
 CPU = "SGLANG_USE_CPU_ENGINE"
 """Environment variable by which SGLang, and each process of it, knows that it serves without a GPU."""
 
@@ -38,7 +40,13 @@ def reserve(host: str) -> socket.socket:
 
 
 def publish(port_file: Path, host: str, port: int) -> None:
-    """Write "HOST PORT": whoever reads it meets a server that serves."""
+    """Write "HOST PORT" once the port answers: SGLang says that it is ready while its HTTP server still starts."""
+    while True:
+        try:
+            socket.create_connection((host, port)).close()
+            break
+        except OSError:
+            time.sleep(LISTEN_POLL_S)
     partial = port_file.with_name(f".{port_file.name}.{os.getpid()}")
     partial.write_text(f"{host} {port}\n")
     partial.rename(port_file)
@@ -62,11 +70,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def _serve(options: argparse.Namespace, port: int, token: str) -> None:
     from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import auth, kill_process_tree
 
     load_plugins()
+    # After the death of a scheduler it would look into the dead for 10 s, while calls could go on elsewhere.
+    TokenizerManager.dump_requests_before_crash = lambda *args, **options: None
     if token:
         auth.add_api_key_middleware = with_token(auth.add_api_key_middleware, token)
     arguments = prepare_server_args(

@@ -33,6 +33,8 @@ SPLIT_OUTPUT: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "em
 SPLIT_INPUT: Final = ("o_proj", "down_proj")
 VOCABULARY_MULTIPLE: Final = 64
 """Rows of embeddings are padded with zeros to a multiple of this, per rank."""
+CPU_MULTIPLE: Final = 32
+"""On a CPU the width of the MLP is padded to a multiple of this (configs/update_config.py)."""
 DENSE: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -52,25 +54,34 @@ def expected_checksum(arrays: Mapping[str, Array], config: SglangConfig, model: 
         )
     heads = int(json.loads((model / "config.json").read_text()).get("num_key_value_heads", 0))
     digest = hashlib.sha256()
+    on_cpu = config.device == "cpu"
+    hash_tensor = _cpu_hash if on_cpu else gpu_hash
     for rank in range(config.tensor_parallel):
-        tensors = rank_parameters(arrays, rank, config.tensor_parallel, heads)
-        hash_tensor = _cpu_hash if config.device == "cpu" else gpu_hash
+        tensors = rank_parameters(arrays, rank, config.tensor_parallel, heads, CPU_MULTIPLE if on_cpu else 1)
         digest.update(_rank_checksum(tensors, dtype, hash_tensor).encode())
     return digest.hexdigest()
 
 
 def rank_parameters(
-    arrays: Mapping[str, Array], rank: int, ranks: int, kv_heads: int
+    arrays: Mapping[str, Array], rank: int, ranks: int, kv_heads: int, multiple: int = 1
 ) -> Iterator[tuple[str, Array]]:
-    """SGLang's parameters of one TP rank, by name."""
-    for name in arrays:
+    """SGLang's parameters of one TP rank, by name. The width of the MLP is padded with zeros to a `multiple` per rank."""
+    whole = {name: _widened(name, array, multiple * ranks) for name, array in arrays.items()}
+    for name in whole:
         joined = next((target for target, parts in JOINED.items() if _layer(name) == parts[0]), None)
         if joined is not None:
             parts = [name.replace(JOINED[joined][0], part) for part in JOINED[joined]]
-            pieces = [_shard(part, arrays[part], rank, ranks, kv_heads) for part in parts]
+            pieces = [_shard(part, whole[part], rank, ranks, kv_heads) for part in parts]
             yield name.replace(JOINED[joined][0], joined), np.concatenate(pieces)
         elif not any(_layer(name) in parts for parts in JOINED.values()):
-            yield name, _shard(name, arrays[name], rank, ranks, kv_heads)
+            yield name, _shard(name, whole[name], rank, ranks, kv_heads)
+
+
+def _widened(name: str, array: Array, multiple: int) -> Array:
+    layer = _layer(name)
+    if layer in JOINED["gate_up_proj"]:
+        return _padded(array, multiple)
+    return _padded(array, multiple, axis=1) if layer == "down_proj" and array.ndim == 2 else array
 
 
 def _layer(name: str) -> str:
@@ -92,8 +103,9 @@ def _shard(name: str, array: Array, rank: int, ranks: int, kv_heads: int) -> Arr
     return array
 
 
-def _padded(array: Array, multiple: int) -> Array:
-    return np.pad(array, [(0, -array.shape[0] % multiple), (0, 0)])
+def _padded(array: Array, multiple: int, axis: int = 0) -> Array:
+    more = [(0, -size % multiple if index == axis else 0) for index, size in enumerate(array.shape)]
+    return np.pad(array, more)
 
 
 def _rank_checksum(

@@ -8,6 +8,8 @@ dense models with `--attention-backend torch_native` are served; any other kerne
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +22,15 @@ _kept: list[object] = []
 """Operator libraries live as long as this list holds them."""
 
 
+_SERVED: Final = ("llama", "qwen2", "qwen3")
+"""Modules of sglang.srt.models; the others import kernels that do not exist, and cost seconds in each process."""
+
+
 def prepare() -> None:
     """Make `import sglang` possible. Twice does nothing more than once."""
     if _kept:
         return
+    os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(_other_models()))
     import torch
 
     from gyre_hpc.engines.sglang.cpu.kernels import install
@@ -33,6 +40,13 @@ def prepare() -> None:
         library.define(schema)
     _kept.append(library)
     install()
+
+
+def _other_models() -> list[str]:
+    spec = importlib.util.find_spec("sglang")
+    roots = (spec.submodule_search_locations if spec else None) or []
+    files = [file for root in roots for file in Path(root, "srt", "models").glob("*.py")]
+    return sorted({file.stem for file in files} - {*_SERVED, "__init__", "registry"})
 
 
 def write_plugin(folder: Path) -> None:

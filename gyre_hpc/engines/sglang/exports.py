@@ -1,0 +1,37 @@
+"""Which pages of a call the cell's store has: SGLang writes them through on its own, so exporting is waiting for the tail.
+
+A prompt's pages are written after its prefill, those of the output when the call has ended or was cut. The last token of a
+call has no KV yet, and a partial page is never stored: both are computed again wherever the call goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from gyre_hpc.kv.page_store import PageKey, PageStore
+
+POLL_S: Final = 0.02
+"""Interval of looking for pages that are being written."""
+PATIENCE_S: Final = 2.0
+"""Seconds without a further page after which no more is expected: they were evicted, or never computed."""
+
+
+def full_pages(tokens: int, page_tokens: int) -> int:
+    """Pages of a call with so many tokens that have KV and are full."""
+    return max(0, tokens - 1) // page_tokens
+
+
+async def kept_pages(
+    store: PageStore, keys: Sequence[PageKey], lease_s: float, patience_s: float = PATIENCE_S
+) -> list[PageKey]:
+    """The leading keys whose pages the store has, leased; waits while more of them appear."""
+    here, news = store.lease(keys, lease_s), time.monotonic()
+    while here < len(keys) and time.monotonic() - news < patience_s:
+        await asyncio.sleep(POLL_S)
+        more = store.lease(keys[here:], lease_s)
+        if more:
+            here, news = here + more, time.monotonic()
+    return list(keys[:here])

@@ -1,0 +1,72 @@
+"""The process group of a server, with a stand-in for SGLang that leaves a stubborn child behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gyre_hpc.config import EngineConfig
+from gyre_hpc.config_engine import SglangConfig
+from gyre_hpc.engines.sglang.process import SglangProcess, group_members
+from gyre_hpc.records import Version
+
+FAKE = Path(__file__).with_name("fake_server.py")
+
+
+@pytest.fixture
+async def engine(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SglangProcess]:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("REAL_PYTHON", sys.executable)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    config = EngineConfig(kind="sglang", sglang=SglangConfig(python=str(python), device="cpu"))
+    process = SglangProcess(config, model, Version(0), tmp_path / "log", 256, token="secret")
+    await process.start()
+    yield process
+    await process.stop()
+
+
+def child_of(folder: Path) -> psutil.Process:
+    return psutil.Process(int((folder / "seen").read_text().split()[0]))
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_stopping_leaves_no_process_behind(engine: SglangProcess, tmp_path: Path) -> None:
+    child = child_of(tmp_path)
+    assert engine.pid is not None
+    assert child.pid in group_members(engine.pid)
+    await engine.stop()
+    assert gone(child)
+    assert group_members(engine.pid) == []
+
+
+async def test_a_killed_server_is_over_only_when_all_it_started_is(
+    engine: SglangProcess, tmp_path: Path
+) -> None:
+    child = child_of(tmp_path)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    assert await engine.wait() == -signal.SIGKILL
+    assert gone(child)
+
+
+async def test_the_server_sees_this_package_and_no_other_of_our_environment(
+    engine: SglangProcess, tmp_path: Path
+) -> None:
+    folder = Path((tmp_path / "seen").read_text().split()[1])
+    assert sorted(path.name for path in folder.iterdir()) == ["gyre_hpc", "gyre_sglang_cpu-1.dist-info"]
+    assert (folder / "gyre_hpc" / "engines" / "sglang" / "server.py").is_file()
+    await engine.stop()
+    assert not folder.exists()
