@@ -19,6 +19,8 @@ from rich.console import Console
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput
 
 BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions", "switch")
+BENCH_OPTIONS = {"switch": {"switches"}, "schedule": {"rows"}}
+"""Options of `gyre bench` that only these take."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,13 @@ def _bench(arguments: list[str]) -> None:
     parser = _parser("bench")
     parser.add_argument("name", choices=BENCHES)
     parser.add_argument("--switches", type=int, help="switch: how many role switches to make (200)")
+    parser.add_argument("--rows", help="schedule: only these rows of the ladder, for example gyre,async")
     options = parser.parse_args(arguments)
-    name, wishes = options.name, {} if options.switches is None else {"switches": options.switches}
-    if wishes and name != "switch":
-        parser.error(f"--switches is for `gyre bench switch`, not {name}")
+    name = options.name
+    given = {"switches": options.switches, "rows": options.rows}
+    wishes = {key: value for key, value in given.items() if value is not None}
+    if unfit := wishes.keys() - BENCH_OPTIONS.get(name, set()):
+        parser.error(f"--{min(unfit)} is not for `gyre bench {name}`")
     module = importlib.import_module(f"gyre_hpc.bench.{name.replace('-', '_')}")
     line = msgspec.json.encode({"bench": name, "figures": module.run(**wishes)})
     sys.stdout.write(line.decode() + "\n")

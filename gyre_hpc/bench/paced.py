@@ -26,6 +26,8 @@ from gyre_hpc.config import TasksConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions.sandbox import fast_python
 from gyre_hpc.report import metrics as m
+from gyre_hpc.simulate.presets import trace_path
+from gyre_hpc.simulate.trace_files import trace_workload
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0
@@ -48,6 +50,8 @@ class Script:
     answer_tokens: int = 8
     tokens_per_s: float = 12.5
     """Nominal speed of one call: engine.tokens_per_s / engine.capacity."""
+    lengths: str = ""
+    """File of recorded lengths (write_recorded_lengths), which stand for the mean and the sigmas."""
 
     def command(self) -> list[str]:
         """`harness.command`."""
@@ -59,7 +63,7 @@ class Script:
             "answer-tokens": self.answer_tokens,
             "tokens-per-s": self.tokens_per_s,
         }
-        return command(drawn)
+        return command(drawn) + (["--lengths", self.lengths] if self.lengths else [])
 
 
 def command(drawn: Mapping[str, float]) -> list[str]:
@@ -105,6 +109,20 @@ class PacedFamily:
     def task(self, seed: int) -> PacedTask:
         """The task of this seed."""
         return PacedTask(seed)
+
+
+def write_recorded_lengths(path: Path, mean_s: float, limit_s: float) -> None:
+    """Lengths of conf/traces/terminal_bench.csv, each recorded run scaled so that, cut at the limit, they have this mean.
+
+    What is longer than the limit runs into it, together.
+    """
+    trace = trace_workload(trace_path("terminal_bench.csv"), limit_s, 1.0, mean_s)
+    queries = [
+        [2 * limit_s if second >= limit_s else second for second in members]
+        for run in trace.runs
+        for members in run.queries
+    ]
+    path.write_bytes(msgspec.json.encode(queries))
 
 
 def write_random_policy(folder: Path, seed: int = 0, context: int = 2048) -> None:

@@ -1,9 +1,15 @@
-"""`gyre bench schedule`: gyre, colocate and async live on four paced cells; wall time of an optimizer step.
+"""`gyre bench schedule [--rows NAMES]`: the ladder of policies live on four paced cells; wall time of an optimizer step.
 
-All three meet the same tasks, seeds and device speeds (paced.py), at mean staleness 1, each at its best design point:
-gyre and colocate with bursts of three steps (mu=3, phi=0), async with mu=1, phi=1 and the split 2+2 that fits the work: a
-step costs as much training as rollout, 8.6 cell-seconds each, so with 1+3 or 3+1 one pool alone needs 8.6 s. Both baselines stream: groups train as they become ready, which for async is
-stronger than the paper's baseline A0 (its A3) and for colocate with phi=0 changes nothing (its C0).
+All meet the same recorded lengths of executions (long tails, time-outs that cluster), seeds and device speeds (paced.py),
+at mean staleness 1, each at its best design point. A step costs as much training as rollout, 8.6 cell-seconds each.
+
+    gyre                 mu=3, phi=0, cells leave one by one (the paper's E2)
+    colocate             mu=3, phi=0, all four switch as one (C0; with phi=0 streaming changes nothing)
+    colocate_pool        mu=2, phi=0.5, three switch as one, the fourth always serves (C2; the paper's 28+4 nodes)
+    colocate_pool_whole  the same, training waits for the whole burst (C1)
+    async                mu=1, phi=1, fixed 2+2, streaming (A3); with 1+3 or 3+1 one pool alone needs 8.6 s
+    async_whole          the same, training waits for the whole batch (A0)
+
 Steady state: from the publication that ends the warm-up to the last one. The bench refuses to compare runs whose measured
 staleness differs by more than 0.25, and a run that met more than 80 % CPU use is invalid: then nobody had paced devices.
 """
@@ -19,17 +25,18 @@ from pathlib import Path
 
 from gyre_hpc.bench import paced
 from gyre_hpc.bench.figure import Figure
-from gyre_hpc.errors import GyreError
+from gyre_hpc.errors import ConfigError, GyreError
 from gyre_hpc.report import metrics as m
 
 log = logging.getLogger(__name__)
 
 MAX_CPU_SHARE = 0.8
 MAX_STALENESS_GAP = 0.25
-AIM = 1.2
 STEPS = 9
-"""Steps measured: three bursts of gyre and colocate."""
+"""Steps measured at most, in whole bursts."""
 TIMEOUT_S = 300.0
+MEAN_S, LIMIT_S = 6.0, 13.2
+"""Mean length of an execution, and harness.timeout_s of experiment=paced."""
 
 
 class InvalidRun(GyreError):
@@ -38,26 +45,39 @@ class InvalidRun(GyreError):
 
 @dataclass(frozen=True)
 class Entrant:
-    """One policy at its design point. `warm_up`: steps before the steady state."""
+    """One policy at its design point. `warm_up`: steps before the steady state; `aim`: least ratio to the first row."""
 
     name: str
     overrides: tuple[str, ...]
     warm_up: int
+    burst: int = 3
+    aim: float | None = None
+
+    def measured(self, steps: int) -> int:
+        """Steps of the steady state: as many whole bursts as fit into `steps`."""
+        return max(1, steps // self.burst) * self.burst
 
 
+POOL = (
+    "schedule=colocate",
+    "schedule.steps_per_burst=2",
+    "schedule.extra_dispatch=0.5",
+    "cluster.standalone=1",
+)
+FIXED = (
+    "schedule=async",
+    "schedule.steps_per_burst=1",
+    "schedule.extra_dispatch=1",
+    "schedule.training_cells=2",
+)
+WHOLE = ("schedule.streaming=false",)
 ENTRANTS = (
     Entrant("gyre", ("schedule=gyre",), 3),
-    Entrant("colocate", ("schedule=colocate",), 3),
-    Entrant(
-        "async",
-        (
-            "schedule=async",
-            "schedule.steps_per_burst=1",
-            "schedule.extra_dispatch=1",
-            "schedule.training_cells=2",
-        ),
-        6,
-    ),
+    Entrant("colocate", ("schedule=colocate",), 3, aim=1.3),
+    Entrant("colocate_pool", POOL, 4, 2),
+    Entrant("colocate_pool_whole", POOL + WHOLE, 4, 2),
+    Entrant("async", FIXED, 6, 1, aim=1.4),
+    Entrant("async_whole", FIXED + WHOLE, 6, 1, aim=1.4),
 )
 
 
@@ -73,12 +93,23 @@ class Measured:
     device_time: dict[str, float]
     reasons: dict[str, int]
 
+    @property
+    def idle(self) -> Figure:
+        """Device time without tokens or micro-steps, told by role and cause."""
+        causes = {name: share for name, share in self.device_time.items() if not name.endswith(" busy")}
+        by_size = sorted(causes.items(), key=lambda item: -item[1])
+        told = ", ".join(f"{name} {share:.1%}" for name, share in by_size)
+        return Figure(sum(causes.values()), "share of device time", "lower", bound=0.0, against=told)
+
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in sorted(self.device_time.items()))
         return (
             f"{self.name}: {self.seconds_per_step:.2f} s per step, mean staleness {self.staleness:.2f}, CPU"
             f" {self.cpu_share:.0%} (own {self.own_cpu_share:.0%}); device time: {shares}; executions {self.reasons}"
         )
+
+
+AIMS = {entrant.name: entrant.aim for entrant in ENTRANTS}
 
 
 def observe(entrant: Entrant, run: paced.Run, steps: int) -> Measured:
@@ -136,7 +167,7 @@ def figures(results: Sequence[Measured]) -> dict[str, Figure]:
             other.seconds_per_step / ours.seconds_per_step,
             "ratio",
             "higher",
-            aim=AIM,
+            aim=AIMS.get(other.name),
             against=f"{other.name}, seconds per optimizer step",
         )
         for other in baselines
@@ -147,6 +178,7 @@ def figures(results: Sequence[Measured]) -> dict[str, Figure]:
     for result in results:
         found[f"staleness_{result.name}"] = Figure(result.staleness, "steps", "lower")
         found[f"seconds_per_step_{result.name}"] = Figure(result.seconds_per_step, "s", "lower")
+        found[f"idle_share_{result.name}"] = result.idle
     return found
 
 
@@ -159,14 +191,30 @@ def measure(
         policy = Path(scratch, "policy")
         paced.write_random_policy(policy)
         for entrant in entrants:
-            root = Path(scratch, entrant.name)
+            root, count = Path(scratch, entrant.name), entrant.measured(steps)
             words = [*paced.overrides(script, policy, root), *entrant.overrides, *extra]
-            words.append(f"schedule.steps={entrant.warm_up + steps}")
-            results.append(observe(entrant, paced.run(words, root, TIMEOUT_S), steps))
+            words.append(f"schedule.steps={entrant.warm_up + count}")
+            results.append(observe(entrant, paced.run(words, root, TIMEOUT_S), count))
             log.warning("%s", results[-1])
     return results
 
 
-def run() -> dict[str, Figure]:
-    """Figures of the three policies; about five minutes."""
-    return figures(measure(ENTRANTS, STEPS, paced.Script()))
+def run(rows: str = "") -> dict[str, Figure]:
+    """Figures of the rows named, comma-separated, or of the whole ladder; about 100 seconds a row.
+
+    Raises ConfigError for a row that does not exist.
+    """
+    entrants = chosen(rows)
+    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
+        lengths = Path(folder, "lengths.json")
+        paced.write_recorded_lengths(lengths, MEAN_S, LIMIT_S)
+        return figures(measure(entrants, STEPS, paced.Script(lengths=str(lengths))))
+
+
+def chosen(rows: str) -> tuple[Entrant, ...]:
+    """Those of the ladder that are named, in its order; the first is what the others are compared with."""
+    known = [entrant.name for entrant in ENTRANTS]
+    names = rows.split(",") if rows else known
+    if unknown := set(names) - set(known):
+        raise ConfigError(f"no row {min(unknown)}", fix=f"rows are {', '.join(known)}")
+    return tuple(entrant for entrant in ENTRANTS if entrant.name in names)

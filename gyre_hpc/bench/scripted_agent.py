@@ -5,7 +5,8 @@
 
 Everything is drawn from (task, seed), nothing from what the model says: length log-normal with a share common to the
 task and one of its own, split into turns of one model call and one tool pause. It knows no limit: executions drawn
-beyond the harness limit end there together, as real time-outs cluster. With `--calls` there are no pauses: after one short
+beyond the harness limit end there together, as real time-outs cluster. `--lengths FILE` takes recorded lengths instead of
+drawn ones: a JSON list with one list of seconds per query. With `--calls` there are no pauses: after one short
 call as the main agent come calls as a sub-agent on a context of W words that no other execution shares. The score is drawn
 too, and written first, so that an execution cut short is scored. Exit codes: 0 done, 3 the endpoint kept failing.
 """
@@ -35,6 +36,15 @@ def draw_seconds(task: int, seed: int, mean: float, task_sigma: float, execution
     common = random.Random(f"task {task}").gauss(0.0, task_sigma)
     own = random.Random(f"task {task} seed {seed}").gauss(0.0, execution_sigma)
     return mean * math.exp(common + own - (task_sigma**2 + execution_sigma**2) / 2)
+
+
+def recorded_seconds(task: int, seed: int, queries: list[list[float]]) -> float:
+    """Length of a recorded execution: each epoch of tasks meets every query once, in an order of its own."""
+    epoch, place = divmod(task, len(queries))
+    order = list(range(len(queries)))
+    random.Random(f"epoch {epoch}").shuffle(order)
+    members = queries[order[place]]
+    return members[seed % len(members)]
 
 
 def draw_score(task: int, seed: int) -> float:
@@ -115,7 +125,10 @@ def call_on_and_on(client: Client, task: int, options: argparse.Namespace) -> No
 
 def work_and_pause(client: Client, task: int, options: argparse.Namespace) -> None:
     """Turns of a call and a pause for the drawn time."""
-    seconds = draw_seconds(task, options.seed, options.mean, options.task_sigma, options.execution_sigma)
+    if options.lengths:
+        seconds = recorded_seconds(task, options.seed, json.loads(Path(options.lengths).read_text()))
+    else:
+        seconds = draw_seconds(task, options.seed, options.mean, options.task_sigma, options.execution_sigma)
     call_s = options.answer_tokens / options.tokens_per_s
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
@@ -137,6 +150,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--answer-tokens", type=int, required=True)
     for name in ("mean", "task-sigma", "execution-sigma", "tokens-per-s", "turn-s"):
         parser.add_argument(f"--{name}", type=float, default=1.0)
+    parser.add_argument("--lengths", default="")
     for name in ("calls", "context-words"):
         parser.add_argument(f"--{name}", type=int, default=0)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import threading
@@ -40,6 +41,23 @@ def test_members_of_a_group_differ_in_length_and_score_and_every_run_draws_the_s
     assert len(set(lengths)) == len(set(scores)) == 4
     assert lengths == [length(7, seed) for seed in range(4)]
     assert all(0 <= score <= 1 for score in scores)
+
+
+def test_recorded_lengths_have_the_mean_a_long_tail_and_time_outs_that_cluster(tmp_path: Path) -> None:
+    paced.write_recorded_lengths(tmp_path / "lengths", mean_s=6.0, limit_s=13.2)
+    queries = json.loads((tmp_path / "lengths").read_text())
+    lengths = [
+        [scripted_agent.recorded_seconds(task, 4 * task + member, queries) for member in range(4)]
+        for task in range(1_000_000, 1_000_000 + len(queries))
+    ]
+    cut = [[second >= 13.2 for second in group] for group in lengths]
+    assert statistics.mean(min(13.2, second) for group in lengths for second in group) == pytest.approx(
+        6.0, rel=0.05
+    )
+    share = statistics.mean(one for group in cut for one in group)
+    assert 0.02 < share < 0.2
+    groups_cut = statistics.mean(any(group) for group in cut)
+    assert groups_cut < 0.8 * (1 - (1 - share) ** 4), "independent time-outs would meet more groups"
 
 
 def test_turns_and_pauses_add_up_to_the_length() -> None:
@@ -134,10 +152,11 @@ def test_every_entrant_has_the_same_mean_staleness_devices_and_work(tmp_path: Pa
     runs = [compose([*paced.overrides(script, tmp_path, tmp_path), *one.overrides]) for one in ENTRANTS]
     points = {run.schedule.extra_dispatch + (run.schedule.steps_per_burst - 1) / 2 for run in runs}
     assert points == {1.0}
-    assert [run.schedule.policy for run in runs] == ["gyre", "colocate", "async"]
+    assert {run.schedule.policy for run in runs} == {"gyre", "colocate", "async"}
     for run in runs:
         assert run.engine.tokens_per_s / run.engine.capacity == script.tokens_per_s
-        assert (run.engine, run.trainer, run.cluster, run.harness, run.seed) == (
+        cluster = dataclasses.replace(run.cluster, standalone=0)
+        assert (run.engine, run.trainer, cluster, run.harness, run.seed) == (
             runs[0].engine,
             runs[0].trainer,
             runs[0].cluster,

@@ -8,6 +8,7 @@ import pytest
 
 from gyre_hpc.bench import paced, schedule
 from gyre_hpc.bench.schedule import Entrant, InvalidRun, Measured
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.report import metrics as m
 
 ENTRANT = Entrant("gyre", (), warm_up=2)
@@ -66,6 +67,27 @@ def test_figures_are_ratios_of_wall_time_per_step() -> None:
     assert found["async_over_gyre"].value == pytest.approx(1.2)
     assert found["staleness_async"].value == 1.1
     assert found["cpu_share"].value == 0.4
+    assert (found["colocate_over_gyre"].aim, found["async_over_gyre"].aim) == (1.3, 1.4)
+
+
+def test_idle_time_is_told_by_role_and_cause() -> None:
+    shares = {"rollout busy": 0.5, "rollout no_calls": 0.1, "training no_micro_steps": 0.4}
+    result = dataclasses.replace(results()[0], device_time=shares)
+    assert result.idle.value == pytest.approx(0.5)
+    assert result.idle.against == "training no_micro_steps 40.0%, rollout no_calls 10.0%"
+
+
+def test_rows_of_the_ladder_are_named_and_come_in_its_order() -> None:
+    assert [one.name for one in schedule.chosen("async,gyre")] == ["gyre", "async"]
+    assert schedule.chosen("") == schedule.ENTRANTS
+    with pytest.raises(ConfigError, match="no row asink"):
+        schedule.chosen("gyre,asink")
+
+
+@pytest.mark.parametrize("entrant", schedule.ENTRANTS, ids=lambda one: one.name)
+def test_a_steady_state_is_whole_bursts(entrant: Entrant) -> None:
+    assert entrant.warm_up % entrant.burst == 0
+    assert entrant.measured(9) % entrant.burst == 0 and 8 <= entrant.measured(9) <= 9
 
 
 def test_runs_of_different_staleness_are_not_compared() -> None:
@@ -79,7 +101,9 @@ def test_a_busy_machine_makes_the_measurement_invalid() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("entrant", schedule.ENTRANTS, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "entrant", schedule.chosen("gyre,colocate_pool_whole,async_whole"), ids=lambda one: one.name
+)
 def test_each_policy_runs_live_on_paced_cells(entrant: Entrant) -> None:
     """Executions of a second, two groups a step: the machinery, not the ratios."""
     script = paced.Script(mean_s=1.0, turn_s=0.5, answer_tokens=2)
