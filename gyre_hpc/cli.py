@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput
 
-BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions", "switch")
+BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions", "switch", "scores")
 BENCH_OPTIONS = {"switch": {"switches"}, "schedule": {"rows"}}
 """Options of `gyre bench` that only these take."""
 
