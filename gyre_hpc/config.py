@@ -212,10 +212,16 @@ class RoleRule:
     """main, main-summary, sub-agent, sub-agent-summary or unknown."""
     header: str = ""
     """Name of an HTTP header that is there."""
+    header_has: list[str] = field(default_factory=list)
+    """Texts that the value of this header contains, all of them."""
+    same: str = ""
+    """Name of a header that had the same value in an earlier call of the execution, whose role was `after`."""
+    after: str = ""
+    """See `same`."""
     system: str = ""
     """Text that the system turn at the head contains."""
     last: str = ""
-    """Text that the last turn contains, upper and lower case alike."""
+    """Text that the last turn contains, upper and lower case alike; a system turn behind it is passed over."""
     tool: str = ""
     """Name of a tool that is offered; `any` or `none` of them."""
 
@@ -236,7 +242,7 @@ class HarnessConfig:
     files: dict[str, str] = field(default_factory=dict)
     """Files written into the private HOME before the start, text by relative path; the same placeholders apply."""
     roles: list[RoleRule] = field(default_factory=list)
-    """Who sends a request, for programs that do not say it: the first rule that holds. Claude Code and Codex say it themselves."""
+    """Who sends a request: the first rule that holds; none: unknown. A program may say it itself, in a header `x-agent-role`."""
     done_command: str = ""
     """Shell command by which its agent says that it is done, for the scripted agent of `gyre harness check`; empty = an answer
     without a tool call."""

@@ -178,6 +178,13 @@ def _sglang(run: RunConfig) -> None:
 def _roles(run: RunConfig) -> None:
     for rule in run.harness.roles:
         _one_of("harness.roles.role", rule.role, tuple(role.value for role in LeafRole))
+        if rule.same or rule.after:
+            _one_of("harness.roles.after", rule.after, tuple(role.value for role in LeafRole))
+        if rule.header_has and not rule.header:
+            raise ConfigError(
+                f"harness.roles: header_has={rule.header_has} without a header never holds",
+                fix="name the header in the same rule",
+            )
 
 
 def _time_limits(run: RunConfig) -> None:

@@ -98,6 +98,7 @@ class Observer:
                 tokens_recomputed=sealed.tokens_recomputed if sealed else 0,
                 prompt_tokens=sealed.prompt_tokens if sealed else 0,
                 held_s=sealed.held_s if sealed else 0.0,
+                calls_unknown=sealed.calls_unknown if sealed else 0,
             )
         )
 

@@ -215,6 +215,7 @@ class GatewayApp:
                 reasons=tuple(prompt.reasons),
             )
         )
+        execution.account.calls_unknown += role is LeafRole.UNKNOWN
         execution.calls[call.id] = call
         execution.by_request[key] = call
         self._start(execution, call)

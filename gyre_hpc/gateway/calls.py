@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gyre_hpc.gateway.canonical import History
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.gateway.rendering import ParsedAnswer
+from gyre_hpc.gateway.roles import Past
 from gyre_hpc.records import CellId, Delivery, FinishReason, Version
 
 
@@ -86,6 +87,8 @@ class Account:
     calls: int = 0
     calls_rerouted: int = 0
     calls_lost: int = 0
+    calls_unknown: int = 0
+    """Of unknown role."""
     tokens_sampled: int = 0
     tokens_recomputed: int = 0
     prompt_tokens: int = 0
@@ -119,6 +122,7 @@ class Execution:
     closing: bool = False
     sealed: asyncio.Event = field(default_factory=asyncio.Event)
     account: Account = field(default_factory=Account)
+    past_roles: Past = field(default_factory=set)
 
     @property
     def held_s(self) -> float:

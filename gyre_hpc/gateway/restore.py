@@ -16,7 +16,7 @@ from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
 from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed
 from gyre_hpc.gateway.frames import TOKEN_BYTES, decode_float32, decode_int32
 from gyre_hpc.gateway.lineage import Context, Lineage
-from gyre_hpc.records import Delivery, FinishReason
+from gyre_hpc.records import Delivery, FinishReason, LeafRole
 
 
 def read_for_restore(path: Path) -> CallLogReader:
@@ -64,6 +64,7 @@ def _context(lineage: Lineage, logged: LoggedCall, contexts: dict[str, Context])
 def _account(execution: Execution, logged: LoggedCall) -> None:
     account, finished = execution.account, logged.finished
     account.calls = max(account.calls, logged.opened.ordinal + 1)
+    account.calls_unknown += logged.opened.role_hint == LeafRole.UNKNOWN
     account.prompt_tokens += logged.length
     account.tokens_sampled += len(logged.ids) // TOKEN_BYTES
     if finished is not None:

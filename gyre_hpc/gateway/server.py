@@ -97,7 +97,8 @@ class GatewayServer:
         try:
             execution = gateway.execution(request.match_info["key"])
             asked = dialect.read(body, execution.history)
-            call = gateway.call(execution, asked, role_hint(request.headers, asked, gateway.roles))
+            role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)
+            call = gateway.call(execution, asked, role)
         except Refusal as refusal:
             return _refused(dialect, refusal)
         model, forms = asked.model, asked.forms

@@ -25,7 +25,7 @@ from gyre_hpc.gateway.lineage import Mismatch
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.harnesses import script
 from gyre_hpc.harnesses.room import Room
-from gyre_hpc.harnesses.stand import MODEL, Seen, Stand
+from gyre_hpc.harnesses.stand import MAX_CONTEXT, MODEL, Seen, Stand
 from gyre_hpc.records import CallRecord
 
 KEEPALIVE_S = 1.0
@@ -39,6 +39,8 @@ class Trial:
     silence_s: float = 5.0
     timeout_s: float = 300.0
     keepalive_s: float = KEEPALIVE_S
+    max_context: int = MAX_CONTEXT
+    """Tokens of prompt and answer that the gateway serves."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,26 @@ class Outcome:
     network: str
 
 
-async def run(config: RunConfig, folder: Path, trial: Trial) -> Outcome:
-    """One run in `folder` (empty). Raises GyreError for what keeps the harness from being started."""
-    engine = script.ScriptedEngine(
-        Rendering(models.resolve(MODEL), "qwen3", thinking=False),
-        trial.silence_s,
-        config.harness.done_command,
-    )
+def scripted(config: RunConfig, trial: Trial) -> script.ScriptedEngine:
+    """The engine of a check."""
+    rendering = Rendering(models.resolve(MODEL), "qwen3", thinking=False)
+    return script.ScriptedEngine(rendering, trial.silence_s, config.harness.done_command)
+
+
+async def run(
+    config: RunConfig, folder: Path, trial: Trial, engine: script.ScriptedEngine | None = None
+) -> Outcome:
+    """One run in `folder` (empty), by default of the check's own script. Raises GyreError if the harness cannot start."""
+    engine = engine or scripted(config, trial)
     settings = GatewayConfig(
         keepalive_s=trial.keepalive_s,
         max_output_tokens=config.gateway.max_output_tokens,
         engine_silence_s=2 * trial.timeout_s,  # there is no other engine to move to
     )
     async with _launching() as (launcher, listening, network):
-        stand = await Stand.start(folder, engine, listening, settings, config.harness.roles)
+        stand = await Stand.start(
+            folder, engine, listening, settings, config.harness.roles, trial.max_context
+        )
         try:
             spec, workspace = await _prepared(config, folder, launcher, stand.url)
             log = folder / "harness.log"

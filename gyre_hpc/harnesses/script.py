@@ -34,6 +34,7 @@ INSTRUCTION = (
     f"Write the text '{CONTENT}' to the file {FILE} with one shell command, then say that you are done."
 )
 SHELL_ARGUMENTS = ("command", "cmd", "script")
+SHELL_NAMES = re.compile("shell|bash|exec", re.IGNORECASE)
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _FILLING: dict[str, Any] = {"boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
 
@@ -60,7 +61,7 @@ class ScriptedEngine:
         kv_key: str,
         stop_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[Chunk]:
-        text, silent = self._answer(self.rendering.text(input_ids.ids()))
+        text, silent = self.answer(self.rendering.text(input_ids.ids()))
         ids = self.rendering.tokenizer.encode(text)[:max_new_tokens]
         half = len(ids) // 2
         yield _chunk(ids[:half], input_ids.count, None)
@@ -71,7 +72,7 @@ class ScriptedEngine:
     async def abort(self, rid: str) -> None:
         self.aborted.add(rid)
 
-    def _answer(self, prompt: str) -> tuple[str, bool]:
+    def answer(self, prompt: str) -> tuple[str, bool]:
         """(the answer to a prompt, whether a silence comes in the middle of it)."""
         tool = shell_tool(prompt)
         if tool is None:
@@ -89,14 +90,17 @@ class ScriptedEngine:
 
 
 def shell_tool(prompt: str) -> dict[str, Any] | None:
-    """The tool in a prompt that takes a shell command as text."""
+    """The tool in a prompt that takes a shell command as text; among several, one that is named after a shell."""
     found = _TOOLS.search(prompt)
-    for line in found.group(1).splitlines() if found else ():
-        tool: dict[str, Any] = json.loads(line)["function"]
-        properties = tool.get("parameters", {}).get("properties", {})
-        if any(properties.get(name, {}).get("type") == "string" for name in SHELL_ARGUMENTS):
-            return tool
-    return None
+    offered = [json.loads(line)["function"] for line in found.group(1).splitlines()] if found else []
+    fitting: list[dict[str, Any]] = [tool for tool in offered if _takes_command(tool)]
+    named = (tool for tool in fitting if SHELL_NAMES.search(tool["name"]))
+    return next(named, fitting[0] if fitting else None)
+
+
+def _takes_command(tool: dict[str, Any]) -> bool:
+    properties = tool.get("parameters", {}).get("properties", {})
+    return any(properties.get(name, {}).get("type") == "string" for name in SHELL_ARGUMENTS)
 
 
 def tool_call(tool: dict[str, Any], command: str) -> str:

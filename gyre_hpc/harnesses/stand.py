@@ -58,12 +58,13 @@ class Stand:
         listening: socket.socket | None,
         settings: GatewayConfig,
         roles: Sequence[RoleRule],
+        max_context: int = MAX_CONTEXT,
     ) -> Stand:
         """Serve on a socket that was made elsewhere, or on a free port of 127.0.0.1."""
         rendering = Rendering(models.resolve(MODEL), "qwen3", thinking=False)
         router = Router(lambda _: engine, lambda cell, cause: None)
         log = folder / "calls.log"
-        app = GatewayApp(rendering, router, CallLog(log, incarnation=1), settings, MAX_CONTEXT, roles)
+        app = GatewayApp(rendering, router, CallLog(log, incarnation=1), settings, max_context, roles)
         router.route(CellId(0), "scripted engine", 64, Version(0))
         key = secrets.token_hex(16)
         app.open_execution(EXECUTION, ATTEMPT, key)

@@ -30,7 +30,11 @@ def table(summary: Summary) -> Table:
         ("role switches", str(summary.role_switches)),
         ("joins into a running batch", str(summary.joins_mid_batch)),
         ("executions", reasons or "-"),
-        ("model calls", f"{summary.calls}, re-routed {summary.calls_rerouted}, lost {summary.calls_lost}"),
+        (
+            "model calls",
+            f"{summary.calls}, re-routed {summary.calls_rerouted}, lost {summary.calls_lost},"
+            f" of unknown role {summary.calls_unknown}",
+        ),
         ("tokens trained", f"{summary.tokens_trained}, recomputed {summary.tokens_recomputed}"),
         ("mean staleness", _number(summary.staleness_mean, 2)),
         ("idle share by role", _idle(summary)),

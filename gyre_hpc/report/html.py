@@ -82,7 +82,8 @@ def _tiles(summary: Summary) -> str:
         ),
         ("mean staleness, optimizer steps", tables.number(summary.staleness_mean, 2)),
         (
-            f"model calls; {summary.calls_rerouted} re-routed, {summary.calls_lost} lost",
+            f"model calls; {summary.calls_rerouted} re-routed, {summary.calls_lost} lost,"
+            f" {summary.calls_unknown} of unknown role",
             f"{summary.calls:,}",
         ),
     )

@@ -122,6 +122,7 @@ class Ended(Metric, tag="ended", frozen=True):
     tokens_recomputed: int
     prompt_tokens: int
     held_s: float
+    calls_unknown: int = 0
 
 
 class Evaluated(Metric, tag="evaluated", frozen=True):

@@ -38,6 +38,8 @@ class Summary(msgspec.Struct, frozen=True):
     wall_s: float
     evaluations: tuple[m.Evaluated, ...] = ()
     void_bursts: int = 0
+    calls_unknown: int = 0
+    """Calls of unknown role: what they sampled is trained last."""
     faults: int = 0
     tokens_sampled: int = 0
     training_score: tuple[float | None, ...] = ()
@@ -90,6 +92,7 @@ def summarise(path: Path) -> Summary:
         calls=sum(line.calls for line in ended),
         calls_rerouted=sum(line.calls_rerouted for line in ended),
         calls_lost=sum(line.calls_lost for line in ended),
+        calls_unknown=sum(line.calls_unknown for line in ended),
         tokens_trained=sum(line.tokens_trained for line in steps),
         tokens_recomputed=sum(line.tokens_recomputed for line in ended),
         tokens_sampled=sum(line.tokens_sampled for line in ended),

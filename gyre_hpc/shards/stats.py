@@ -38,6 +38,8 @@ class Stats:
     sampled_tokens: int
     target_tokens: int
     """In kept paths."""
+    calls_by_role: dict[str, int]
+    """A call of unknown role is trained last."""
     paths: int
     paths_by_role: dict[str, int]
 
@@ -96,6 +98,7 @@ def stats(run_dir: Path) -> Stats:
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     roles: Counter[str] = Counter()
+    callers: Counter[str] = Counter()
     rewards: list[float] = []
     for shard in open_shards(run_dir):
         whole = shard.whole()
@@ -103,6 +106,7 @@ def stats(run_dir: Path) -> Stats:
         counts["superseded"] += int((~live).sum())
         reasons += Counter(itertools.compress(_enum_texts(whole, "raw/executions", "reason"), live))
         roles += Counter(_enum_texts(whole, "derived/paths", "role"))
+        callers += Counter(_enum_texts(whole, "raw/calls", "role"))
         counted = live & (flat(whole["raw/executions"], "incomplete") == 0)
         scores = flat(whole["raw/executions"], "score")[counted]
         rewards += scores[~np.isnan(scores)].tolist()
@@ -120,6 +124,7 @@ def stats(run_dir: Path) -> Stats:
         unique_tokens=counts["unique_tokens"],
         sampled_tokens=counts["sampled_tokens"],
         target_tokens=counts["target_tokens"],
+        calls_by_role=dict(callers),
         paths=roles.total(),
         paths_by_role=dict(roles),
     )

@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+from gyre_hpc.config import RoleRule
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.records import LeafRole
 
@@ -208,9 +209,10 @@ async def test_a_count_or_a_lost_request_before_it_does_not_hide_a_summary_reque
     gateway: RunningGateway,
 ) -> None:
     gateway.engine()
+    gateway.app.roles = [RoleRule("main-summary", last="sum it up"), RoleRule("main")]
     gateway.script.answers = ["x<|im_end|>", "y<|im_end|>"]
-    summary: Any = [*ASK, {"role": "user", "content": "Your task is to create a detailed summary"}]
-    client = claude(gateway, default_headers={"x-claude-code-session-id": "1"})
+    summary: Any = [*ASK, {"role": "user", "content": "Sum it up."}]
+    client = claude(gateway)
     await client.messages.count_tokens(model="m", messages=summary)
     for _ in range(2):
         await client.messages.create(model="m", max_tokens=5, messages=summary)

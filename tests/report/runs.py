@@ -205,7 +205,9 @@ def counted() -> list[m.AnyMetric]:
         lines += _counted_step(k)
     lines += [
         ended(119.0, 1, 0, calls=5, tokens_sampled=100, tokens_recomputed=7, calls_rerouted=2),
-        ended(119.0, 2, 0, calls=6, tokens_sampled=50, tokens_recomputed=3, calls_rerouted=1),
+        ended(
+            119.0, 2, 0, calls=6, tokens_sampled=50, tokens_recomputed=3, calls_rerouted=1, calls_unknown=2
+        ),
         ended(119.0, 3, 1, "harness_timeout", 0.0, calls=7, tokens_sampled=10),
         ended(119.0, 4, 1, "infrastructure", None, calls=1, calls_lost=1),
         ended(119.0, 5, None, calls=2),

@@ -59,7 +59,7 @@ def test_executions_by_closing_reason(summary: Summary) -> None:
 
 def test_calls_and_tokens_are_sums_over_executions(summary: Summary) -> None:
     assert (summary.calls, summary.calls_rerouted, summary.calls_lost) == (21, 3, 1)
-    assert (summary.tokens_sampled, summary.tokens_recomputed) == (160, 10)
+    assert (summary.tokens_sampled, summary.tokens_recomputed, summary.calls_unknown) == (160, 10, 2)
 
 
 def test_staleness_is_the_mean_over_consumed_groups(summary: Summary) -> None:

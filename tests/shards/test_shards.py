@@ -366,6 +366,7 @@ def test_stats_add_up(run: RunLayout) -> None:
     found = stats(run.root)
     assert (found.shards, found.executions, found.superseded, found.calls) == (2, 3, 1, 16)
     assert found.by_reason == {"harness_timeout": 3}
+    assert found.calls_by_role == {"main": 12, "sub-agent": 4}
     assert found.reward_mean == pytest.approx((0.25 + 0.5 + 0.75) / 3)
     assert found.sampled_tokens == 16 * 25
     assert found.target_tokens == 4 * 3 * 25

@@ -77,6 +77,8 @@ class ExecutionSealed(Message, frozen=True):
     budget_exhausted: bool
     stalls: int = 0
     """Silences of an engine under a call of the attempt of `gateway.stall_alarm_s` and more."""
+    calls_unknown: int = 0
+    """Calls whose role no rule could tell."""
 
 
 class HeldBack(Message, frozen=True):
