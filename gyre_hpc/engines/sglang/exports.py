@@ -15,7 +15,7 @@ from gyre_hpc.kv.page_store import PageKey, PageStore
 
 POLL_S: Final = 0.02
 """Interval of looking for pages that are being written."""
-PATIENCE_S: Final = 2.0
+PATIENCE_S: Final = 1.0
 """Seconds without a further page after which no more is expected: they were evicted, or never computed."""
 
 

@@ -24,7 +24,7 @@ import gyre_hpc
 from gyre_hpc.engines.process import POLL_S, EngineProcess
 from gyre_hpc.engines.sglang.arguments import SERVER, server_arguments, weights_dtype
 from gyre_hpc.engines.sglang.cpu import write_plugin
-from gyre_hpc.engines.sglang.weights_checksum import expected_checksum
+from gyre_hpc.engines.sglang.weights_checksum import expected_checksum, require_confirmable
 from gyre_hpc.engines.weights import Array
 
 GROUP_END_S: Final = 30.0
@@ -41,6 +41,8 @@ class SglangProcess(EngineProcess):
 
     async def start(self) -> str:
         """Start, wait until it serves, return its base URL. Raises EngineStartFailed, ConfigError."""
+        require_confirmable(self.model_path)
+        await self._end_group(self.pid)
         self._forget_modules()
         self._modules = Path(tempfile.mkdtemp(prefix="gyre-sglang-"))
         (self._modules / "gyre_hpc").symlink_to(Path(gyre_hpc.__file__).parent, target_is_directory=True)
@@ -50,15 +52,23 @@ class SglangProcess(EngineProcess):
 
     async def wait(self) -> int:
         """Exit code of the server, once it and all it started have ended."""
+        group = self.pid
         code = await super().wait()
-        await self._end_group()
+        await self._end_group(group)
         return code
 
     async def stop(self) -> None:
         """End it, and whatever of it is left."""
         await super().stop()
-        await self._end_group()
+        await self._end_group(self.pid)
         self._forget_modules()
+
+    @property
+    def pages_folder(self) -> Path | None:
+        """Folder of the page store: the one all cells share, if one is named, else the cell's."""
+        if not self.config.kv_store_mib:
+            return None
+        return Path(self.config.sglang.kv_folder) if self.config.sglang.kv_folder else self.kv_store
 
     def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
         dtype = weights_dtype(self.config, self.model_path)
@@ -66,7 +76,7 @@ class SglangProcess(EngineProcess):
 
     def _command(self, port_file: Path) -> list[str]:
         sglang = server_arguments(
-            self.config, self.model_path, self.version, self.max_context, self.seed, self.kv_store
+            self.config, self.model_path, self.version, self.max_context, self.seed, self.pages_folder
         )
         ours = ["--port-file", str(port_file), "--host", self.host, "--parent", str(os.getpid())]
         if self.token:
@@ -84,13 +94,14 @@ class SglangProcess(EngineProcess):
         environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', '')}"
         return environment
 
-    async def _end_group(self) -> None:
+    @staticmethod
+    async def _end_group(group: int | None) -> None:
         """Kill what is left of the process group; a process that outlasts the deadline is the kernel's to end."""
-        if self.pid is None:
+        if group is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GROUP_END_S):
-                while members := group_members(self.pid):
+                while members := group_members(group):
                     for pid in members:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)

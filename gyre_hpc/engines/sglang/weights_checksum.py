@@ -3,8 +3,8 @@
 SGLang hashes its own parameters, in which q, k, v and gate, up are joined, per rank: xxh-like on a GPU
 (kernels/ops/memory/gpu_tensor_hash.py), SHA-256 on a CPU (managers/mm_utils.py), then SHA-256 over (name, hash) in the order
 of the names (utils/weight_checker.py), then over the ranks (managers/tokenizer_control_mixin.py); all of 0.5.21. Here the
-same is worked out for dense models of the Llama and Qwen layout without quantisation. `expected_checksum` of any other
-model raises ConfigError before a run starts (`confirms`).
+same is worked out for dense models of the Llama and Qwen layout without quantisation; an engine of any other is not started
+(`require_confirmable`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gyre_hpc.config_engine import SglangConfig
-from gyre_hpc.engines.weights import Array
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.engines.weights import CONFIG_FILE, Array
+from gyre_hpc.errors import ConfigError, MissingInput
 
 Words = npt.NDArray[np.uint32]
 JOINED: Final = {
@@ -38,21 +38,23 @@ CPU_MULTIPLE: Final = 32
 DENSE: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
-def confirms(model: Path) -> bool:
-    """Whether the weights of this model can be confirmed."""
-    config = json.loads((model / "config.json").read_text())
+def require_confirmable(model: Path) -> None:
+    """Raises ConfigError for a model whose weights could not be confirmed: it would never be routed to."""
+    path = model / CONFIG_FILE
+    if not path.is_file():
+        raise MissingInput(f"{path}: no such file", fix="set model.path to a folder with config.json")
+    config = json.loads(path.read_text())
     dense = bool(set(config.get("architectures") or ()) & set(DENSE))
-    return dense and not config.get("quantization_config")
+    if not dense or config.get("quantization_config"):
+        raise ConfigError(
+            f"{model}: its weights on SGLang cannot be confirmed",
+            fix=f"use a dense, unquantised model ({', '.join(DENSE)}), or engine=torch",
+        )
 
 
 def expected_checksum(arrays: Mapping[str, Array], config: SglangConfig, model: Path, dtype: str) -> str:
     """`per_engine_checksum` of an engine that serves exactly these weights (names of Hugging Face)."""
-    if not confirms(model):
-        raise ConfigError(
-            f"{model}: its weights on SGLang cannot be confirmed",
-            fix=f"use a dense, unquantised model ({', '.join(DENSE)})",
-        )
-    heads = int(json.loads((model / "config.json").read_text()).get("num_key_value_heads", 0))
+    heads = int(json.loads((model / CONFIG_FILE).read_text()).get("num_key_value_heads", 0))
     digest = hashlib.sha256()
     on_cpu = config.device == "cpu"
     hash_tensor = _cpu_hash if on_cpu else gpu_hash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -62,6 +63,21 @@ async def test_a_killed_server_is_over_only_when_all_it_started_is(
     assert gone(child)
 
 
+async def test_the_watch_of_a_dead_server_leaves_its_successor_alone(
+    engine: SglangProcess, tmp_path: Path
+) -> None:
+    assert engine.pid is not None
+    watching = asyncio.create_task(engine.wait())
+    await asyncio.sleep(0)
+    os.kill(engine.pid, signal.SIGKILL)
+    while engine.poll() is None:
+        await asyncio.sleep(0.01)
+    await engine.start()
+    assert await watching == -signal.SIGKILL
+    assert engine.poll() is None
+    assert not gone(child_of(tmp_path))
+
+
 async def test_the_server_sees_this_package_and_no_other_of_our_environment(
     engine: SglangProcess, tmp_path: Path
 ) -> None:
@@ -70,3 +86,13 @@ async def test_the_server_sees_this_package_and_no_other_of_our_environment(
     assert (folder / "gyre_hpc" / "engines" / "sglang" / "server.py").is_file()
     await engine.stop()
     assert not folder.exists()
+
+
+def test_where_pages_are_kept(model: Path, tmp_path: Path) -> None:
+    def folder(**changes: object) -> Path | None:
+        config = EngineConfig(kind="sglang", **changes)  # type: ignore[arg-type]
+        return SglangProcess(config, model, Version(0), tmp_path, 256, kv_store=tmp_path / "own").pages_folder
+
+    assert folder() == tmp_path / "own"
+    assert folder(sglang=SglangConfig(kv_folder="/shared/kv")) == Path("/shared/kv")
+    assert folder(kv_store_mib=0) is None

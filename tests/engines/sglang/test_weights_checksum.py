@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_hpc.config_engine import SglangConfig
-from gyre_hpc.engines.sglang.weights_checksum import as_bytes, expected_checksum, gpu_hash, rank_parameters
+from gyre_hpc.engines.sglang.weights_checksum import (
+    as_bytes,
+    expected_checksum,
+    gpu_hash,
+    rank_parameters,
+    require_confirmable,
+)
 from gyre_hpc.engines.weights import Array, read_weights
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, MissingInput
 
 M32 = 0xFFFFFFFF
 LAYER = "model.layers.0"
@@ -142,4 +148,7 @@ def test_a_model_that_cannot_be_confirmed_is_refused_by_name(model: Path, tmp_pa
     config = json.loads((model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3MoeForCausalLM"]}))
     with pytest.raises(ConfigError, match="cannot be confirmed"):
-        expected_checksum({}, SglangConfig(), tmp_path, "bfloat16")
+        require_confirmable(tmp_path)
+    with pytest.raises(MissingInput, match=r"config\.json"):
+        require_confirmable(tmp_path / "nowhere")
+    require_confirmable(model)
