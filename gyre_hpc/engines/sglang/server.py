@@ -17,9 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 LISTEN_POLL_S = 0.05
 CPU = "SGLANG_USE_CPU_ENGINE"
@@ -69,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _serve(options: argparse.Namespace, port: int, token: str) -> None:
-    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.entrypoints import http_server
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
@@ -79,7 +77,7 @@ def _serve(options: argparse.Namespace, port: int, token: str) -> None:
     # After the death of a scheduler it would look into the dead for 10 s, while calls could go on elsewhere.
     TokenizerManager.dump_requests_before_crash = lambda *args, **options: None
     if token:
-        auth.add_api_key_middleware = with_token(auth.add_api_key_middleware, token)
+        auth.add_api_key_middleware(http_server.app, api_key=token, admin_api_key=token)
     arguments = prepare_server_args(
         [*options.sglang, "--host", options.host, "--port", str(port), "--skip-server-warmup"]
     )
@@ -87,7 +85,7 @@ def _serve(options: argparse.Namespace, port: int, token: str) -> None:
     if "--enable-hierarchical-cache" in options.sglang:
         _compile_page_hash()
     try:
-        launch_server(
+        http_server.launch_server(
             arguments,
             launch_callback=functools.partial(publish, options.port_file, options.host, port),
         )
@@ -100,16 +98,6 @@ def _compile_page_hash() -> None:
     from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash
 
     get_native_hash([0], None)
-
-
-def with_token(add: Callable[..., Any], token: str) -> Callable[..., Any]:
-    """SGLang's `add_api_key_middleware`, with this token for every endpoint that takes one."""
-
-    @functools.wraps(add)
-    def added(app: Any, **keys: Any) -> Any:
-        return add(app, **{**keys, "api_key": token, "admin_api_key": token})
-
-    return added
 
 
 def _die_with(parent: int) -> None:

@@ -16,7 +16,7 @@ from gyre_hpc.config_checks import validate
 from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.engines.sglang.arguments import layout_seed, server_arguments
 from gyre_hpc.engines.sglang.page_keys import chain_seed, page_keys, prefix_hashes, rank_layout
-from gyre_hpc.engines.sglang.server import publish, reserve, with_token
+from gyre_hpc.engines.sglang.server import publish, reserve
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.records import Version
 
@@ -112,12 +112,6 @@ def test_an_address_is_published_only_when_it_answers(tmp_path: Path) -> None:
         server.listen()
         publishing.join()
     assert (tmp_path / "port").read_text() == f"{host} {port}\n"
-
-
-def test_the_token_guards_every_endpoint_whatever_sglang_was_told() -> None:
-    given_keys: dict[str, object] = {}
-    with_token(lambda app, **keys: given_keys.update(keys), "secret")(None, api_key=None, admin_api_key=None)
-    assert given_keys == {"api_key": "secret", "admin_api_key": "secret"}
 
 
 @pytest.mark.parametrize(
