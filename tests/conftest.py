@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+"""A busy machine, or the first draw of a fresh checkout (hypothesis then reads all sources), says nothing about a law."""
 
 
 def _userns() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.records import CallRecord, Delivery, Int32
 from gyre_hpc.trajectories.strands import Strands
 from gyre_hpc.trajectories.tree import Tree, build_tree
+from tests.trajectories.oracle import Oracle
 
 
 def ids(*values: int) -> Int32:
@@ -34,70 +35,6 @@ def laid(calls: list[CallRecord]) -> Strands:
 
 def tree_of(calls: list[CallRecord]) -> Tree:
     return build_tree(laid(calls))
-
-
-# ---- the oracle: one object per token --------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Token:
-    id: int
-    call: int
-    parent: Token | None
-    children: list[Token] = field(default_factory=list)
-    echoed: bool = False
-
-    def add(self, id: int, call: int) -> Token:
-        self.children.append(Token(id, call, self))
-        return self.children[-1]
-
-    def path(self) -> list[Token]:
-        return (self.parent.path() if self.parent else []) + ([self] if self.parent else [])
-
-
-@dataclass
-class Oracle:
-    """Walks all tokens for the longest prefix; ties go to accepted output, then to the later call."""
-
-    root: Token = field(default_factory=lambda: Token(-1, -1, None))
-    calls: list[CallRecord] = field(default_factory=list)
-    tips: list[Token] = field(default_factory=list)
-
-    def add(self, call: CallRecord) -> None:
-        level = [self.root]
-        prompt = call.prompt_ids.tolist()
-        depth = 0
-        while depth < len(prompt):
-            below = [child for token in level for child in token.children if child.id == prompt[depth]]
-            if not below:
-                break
-            level, depth = below, depth + 1
-        token = max(level, key=lambda t: (t.call >= 0 and self.calls[t.call].accepted, t.call))
-        for id in prompt[depth:]:
-            token = token.add(id, -1)
-        for above in token.path():
-            above.echoed = True
-        for id in call.output_ids.tolist():
-            token = token.add(id, len(self.calls))
-        self.calls.append(call)
-        self.tips.append(token)
-
-    def is_target(self, token: Token) -> bool:
-        if token.call < 0:
-            return False
-        call = self.calls[token.call]
-        return (
-            call.accepted and not call.constrained and (call.delivery is not Delivery.PARTIAL or token.echoed)
-        )
-
-    def tokens(self) -> list[Token]:
-        found: list[Token] = []
-        stack = [self.root]
-        while stack:
-            token = stack.pop()
-            found += token.children
-            stack += token.children
-        return found
 
 
 def described(tree: Tree, node: int) -> list[tuple[int, int, bool]]:
