@@ -39,6 +39,8 @@ class ClosingReason(enum.StrEnum):
     INFRASTRUCTURE = "infrastructure"
     WALLTIME = "walltime"
     CANCELLED_SURPLUS = "cancelled_surplus"
+    TOKEN_LAW = "token_law"
+    """A call broke the token law: nothing of the execution is trained."""
 
 
 SCORED_REASONS = frozenset(
@@ -77,6 +79,11 @@ class Delivery(enum.StrEnum):
     NONE = "none"
     PARTIAL = "partial"
     COMPLETE = "complete"
+
+
+LAW_BREAKS = frozenset({"token_law", "engine_prompt"})
+"""Reasons in `CallRecord.forks` after which nothing of the execution is trained: a past output was not continued in its
+recorded ids; an engine says that it was given other ids than were sent."""
 
 
 class FinishReason(enum.StrEnum):
@@ -120,3 +127,10 @@ class CallRecord:
     recomputed_tokens: int
     """Prompt and received tokens prefilled again because the call moved."""
     dialect: str
+    forks: tuple[str, ...] = ()
+    """Why parts of the prompt's history are not in recorded ids (gateway.lineage.Mismatch), and how the token law was broken."""
+
+    @property
+    def lawful(self) -> bool:
+        """The prompt is what the token law says, and the engine was given just that."""
+        return LAW_BREAKS.isdisjoint(self.forks)

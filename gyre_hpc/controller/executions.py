@@ -347,11 +347,13 @@ class ExecutionTable:
 
     @staticmethod
     def _reason(execution: Execution) -> ClosingReason:
-        """Zero model calls or a lost call = infrastructure, whatever the harness's exit code says."""
+        """Zero model calls or a lost call = infrastructure, a broken token law is that, whatever the harness says."""
         assert execution.closed is not None and execution.sealed is not None
         cancelled = execution.closed.reason is ClosingReason.CANCELLED_SURPLUS
         if not cancelled and (execution.sealed.calls == 0 or execution.sealed.calls_lost):
             return ClosingReason.INFRASTRUCTURE
+        if not cancelled and execution.sealed.law_breaks:
+            return ClosingReason.TOKEN_LAW
         return execution.closed.reason
 
     def _settle(self, execution: Execution) -> None:

@@ -26,7 +26,7 @@ from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.scratch import process_scratch
 from gyre_hpc.launch.watchdog import outlive
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import ExecutionId, GroupId
+from gyre_hpc.records import ClosingReason, ExecutionId, GroupId
 from gyre_hpc.shards.encode import Derivation, ExecutionRecord, decode
 from gyre_hpc.shards.reader import find_tables
 from gyre_hpc.shards.writer import ShardWriter
@@ -91,6 +91,8 @@ class Closed:
     def _cause(self) -> str:
         if self.outcome.incomplete or (self.record is not None and self.record.incomplete):
             return "incomplete records"
+        if self.record is not None and not self.record.lawful:
+            return str(ClosingReason.TOKEN_LAW)
         return "invalid assessment" if self.outcome.assessment is not None else str(self.outcome.reason)
 
 

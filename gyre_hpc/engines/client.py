@@ -50,6 +50,10 @@ class EngineRefused(GyreError):
         self.reason = reason
 
 
+class PromptChanged(ProtocolViolation):
+    """The engine says that it was given another prompt than was sent: what it samples is not what was asked for."""
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """Tokens sampled since the last chunk; the three lists are parallel. `finish` (stop, length, abort) ends the call."""
 
@@ -59,6 +63,8 @@ class Chunk(msgspec.Struct, frozen=True):
     finish: str | None
     cached_tokens: int
     prompt_tokens: int
+    prompt_xxh3: str = ""
+    """As wire.MetaInfo."""
 
 
 class EngineClient:
@@ -80,7 +86,7 @@ class EngineClient:
     ) -> AsyncIterator[Chunk]:
         """Sample under the sampling law until a stop token, the budget, or an abort. The stop token is part of the output.
 
-        Raises EngineRefused before the first chunk, EngineUnreachable at any time.
+        Raises EngineRefused before the first chunk, EngineUnreachable and ProtocolViolation at any time.
         """
         prompt = input_ids if isinstance(input_ids, wire.EncodedIds) else wire.EncodedIds.of(input_ids)
         body = wire.encode_generate(prompt, generate_options(rid, max_new_tokens, kv_key, stop_token_ids))
@@ -116,7 +122,7 @@ class EngineClient:
                 f" {len(event.output_ids)} ids and {len(logprobs)} log-probs sent"
             )
         if meta.prompt_tokens not in (0, prompt_tokens):
-            raise ProtocolViolation(
+            raise PromptChanged(
                 f"engine {self.base_url}: prompt of {prompt_tokens} tokens counted as {meta.prompt_tokens}"
             )
         return Chunk(
@@ -126,6 +132,7 @@ class EngineClient:
             finish=meta.finish_reason.type if meta.finish_reason else None,
             cached_tokens=meta.cached_tokens,
             prompt_tokens=prompt_tokens,
+            prompt_xxh3=meta.prompt_xxh3,
         )
 
     def _versions(self, meta: wire.MetaInfo, received: int, fresh: int) -> list[Version]:

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
+import xxhash
+
+from gyre_hpc.records import Int32
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,6 +141,13 @@ class MetaInfo(msgspec.Struct):
     weight_versions: list[WeightVersionSpan] = []
     output_token_logprobs: list[tuple[float, int, str | None]] = []
     num_retractions: int = 0
+    prompt_xxh3: str = ""
+    """`ids_xxh3` of the prompt as the engine was given it, in the first event; "" where an engine does not say (SGLang)."""
+
+
+def ids_xxh3(ids: Sequence[int] | Int32) -> str:
+    """Checksum of token ids: xxh3 (64 bits) of little-endian int32."""
+    return xxhash.xxh3_64_hexdigest(np.asarray(ids, "<i4").tobytes())
 
 
 class ErrorBody(msgspec.Struct):

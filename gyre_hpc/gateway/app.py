@@ -36,7 +36,7 @@ from gyre_hpc.gateway.lineage import Lineage, Prompt
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.sampling import Sampler
-from gyre_hpc.records import Delivery, ExecutionId, FinishReason, LeafRole
+from gyre_hpc.records import LAW_BREAKS, Delivery, ExecutionId, FinishReason, LeafRole
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +192,10 @@ class GatewayApp:
             budget=budget,
             stop=request.stop,
         )
+        breaks = sum(reason in LAW_BREAKS for reason in prompt.reasons)
+        if breaks:
+            execution.account.law_breaks += breaks
+            log.error("execution %d: the prompt of call %s breaks the token law", execution.id, call.id)
         base, shared, delta = context.base()
         context.call = context.call or call.id
         self.log.append_soon(
@@ -213,6 +217,7 @@ class GatewayApp:
                 started=call.started,
                 wishes=request.wishes,
                 reasons=tuple(prompt.reasons),
+                prompt_xxh3=context.xxh3(),
             )
         )
         execution.account.calls_unknown += role is LeafRole.UNKNOWN
@@ -301,6 +306,7 @@ class GatewayApp:
         """A client is served or gone. Nobody left: the generation goes on for a repeat to attach to, for a while."""
         call.clients -= 1
         if call.delivery is not Delivery.NONE and not execution.closing:
+            execution.lineage.delivered.add(call.id)
             self.log.append_soon(CallDelivered(call.id, call.delivery))
         if call.delivery is Delivery.COMPLETE:
             self._forget(execution, call)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gyre_hpc.engines.wire import ids_xxh3
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.gateway.frames import (
     FORMAT,
@@ -34,6 +35,7 @@ from gyre_hpc.gateway.frames import (
     CallOpened,
     CallProgress,
     Frame,
+    LawBroken,
     LogOpened,
     TokensReceived,
     decode_float32,
@@ -215,6 +217,8 @@ class LoggedCall:
     delivery: Delivery = Delivery.NONE
     accepted: bool = False
     given: bool = False
+    broken: tuple[str, ...] = ()
+    """How the call broke the token law while an engine sampled for it."""
 
     @property
     def length(self) -> int:
@@ -243,14 +247,21 @@ class LoggedCall:
         return received[:] if self.finished is None else received[: self.finished.tokens * TOKEN_BYTES]
 
     def record(self) -> CallRecord:
-        """The record handed to trajectories. An unfinished call reads as aborted."""
+        """The record handed to trajectories. An unfinished call reads as aborted.
+
+        A prompt whose checksum is not that of the ids sent makes the record unlawful.
+        """
         opened, finished = self.opened, self.finished
+        prompt, forks = self.prompt(), self.forks
+        if opened.prompt_xxh3 and opened.prompt_xxh3 != ids_xxh3(prompt):
+            log.error("call %s: the log does not give the prompt that was sent", opened.call)
+            forks = (*forks, "token_law")
         return CallRecord(
             call=opened.call,
             execution=ExecutionId(opened.execution),
             attempt=opened.attempt,
             ordinal=opened.ordinal,
-            prompt_ids=self.prompt(),
+            prompt_ids=prompt,
             output_ids=self.output(),
             logprobs=decode_float32(self.cut(self.logprobs)),
             versions=decode_int32(self.cut(self.versions)),
@@ -264,7 +275,13 @@ class LoggedCall:
             held_s=finished.held_s if finished else 0.0,
             recomputed_tokens=finished.recomputed_tokens if finished else 0,
             dialect=opened.dialect,
+            forks=forks,
         )
+
+    @property
+    def forks(self) -> tuple[str, ...]:
+        """As CallRecord.forks."""
+        return tuple(dict.fromkeys((*self.opened.reasons, *self.broken)))
 
 
 @dataclass(frozen=True)
@@ -368,9 +385,12 @@ class CallLogReader:
 
 
 def _update(
-    call: LoggedCall, frame: TokensReceived | CallProgress | CallFinished | CallDelivered | CallAccepted
+    call: LoggedCall,
+    frame: TokensReceived | CallProgress | CallFinished | CallDelivered | CallAccepted | LawBroken,
 ) -> None:
     match frame:
+        case LawBroken():
+            call.broken += (frame.why,)
         case CallProgress():
             call.progress = frame
         case TokensReceived():

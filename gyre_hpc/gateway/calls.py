@@ -95,6 +95,7 @@ class Account:
     held_s: float = 0.0
     budget_exhausted: bool = False
     stalls: int = 0
+    law_breaks: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 Harnesses move cache marks, flip strings and blocks, re-order and re-type tool arguments, trim or drop reasoning. A
 `Turn` is free of that; the digest of a request's message is computed from its turns and leaves out what an echo of OUR
-answer may change: reasoning always, arguments where our handles name the call. A message sent before costs one lookup
-by the hash of its raw bytes. Pure; used by dialects (write) and lineage (read).
+answer may change: reasoning always, arguments where our handles name the call. The mark beside it keeps what tells
+siblings of equal text apart: the calls that handles name, else the reasoning. A message sent before costs one lookup by
+the hash of its raw bytes. Pure; used by dialects (write) and lineage (read).
 """
 
 from __future__ import annotations
@@ -104,6 +105,10 @@ class Turn(msgspec.Struct, frozen=True):
         ]
         return ("assistant", normal_text(self.content), calls)
 
+    def mark(self) -> bytes:
+        """What tells an echo from one of a sibling that reads the same; b"" if nothing does."""
+        return ",".join(sorted(self.calls)).encode() or reasoning_mark(self.reasoning)
+
 
 class ToolForm(msgspec.Struct, frozen=True):
     """How a tool is called in a dialect with several ways: as a custom (freeform) tool or a function, under which name."""
@@ -118,9 +123,10 @@ Reader = Callable[[msgspec.Raw], tuple[Turn, ...]]
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One message of a request: its digest, and the turn when it is the assistant's."""
+    """One message of a request: its digest, the digest with its mark, and the turn when it is the assistant's."""
 
     digest: bytes
+    marked: bytes
     assistant: Turn | None
 
 
@@ -156,10 +162,18 @@ class Request:
         return found
 
     def prefix(self, count: int) -> bytes:
-        """Digest of the tools and the first `count` messages."""
+        """Digest of the tools and the first `count` messages, marks included."""
+        return bytes(xxhash.xxh3_128_digest(self._marked()[: DIGEST_BYTES * (count + 1)]))
+
+    def between(self, start: int, end: int) -> bytes:
+        """Digest of messages `start` to `end`, marks included."""
+        marked = self._marked()[DIGEST_BYTES * (start + 1) : DIGEST_BYTES * (end + 1)]
+        return bytes(xxhash.xxh3_128_digest(marked))
+
+    def _marked(self) -> bytes:
         if not self._joined:
-            self._joined = b"".join([self.tools_digest, *(unit.digest for unit in self.units)])
-        return bytes(xxhash.xxh3_128_digest(self._joined[: DIGEST_BYTES * (count + 1)]))
+            self._joined = b"".join([self.tools_digest, *(unit.marked for unit in self.units)])
+        return self._joined
 
 
 Owner = tuple[bool, str | None]
@@ -193,7 +207,9 @@ class History:
 
 def _unit(turns: tuple[Turn, ...]) -> Unit:
     assistant = turns[0] if len(turns) == 1 and turns[0].role == "assistant" else None
-    return Unit(digest([turn.identity() for turn in turns]), assistant)
+    plain = digest([turn.identity() for turn in turns])
+    mark = assistant.mark() if assistant is not None else b""
+    return Unit(plain, digest([plain, mark]) if mark else plain, assistant)
 
 
 def digest(value: Any) -> bytes:
@@ -204,6 +220,12 @@ def digest(value: Any) -> bytes:
 def normal_text(text: str) -> str:
     """Text as compared between what we sent and what comes back."""
     return text.replace("\r\n", "\n").strip()
+
+
+def reasoning_mark(text: str) -> bytes:
+    """Digest of a reasoning as compared between what we sent and what comes back; b"" for none."""
+    normal = normal_text(text)
+    return digest(normal) if normal else b""
 
 
 def canonical_arguments(text: str) -> str:

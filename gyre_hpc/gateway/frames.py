@@ -60,6 +60,8 @@ class CallOpened(msgspec.Struct, array_like=True, tag=1, frozen=True):
     started: float
     wishes: dict[str, Any]
     reasons: tuple[str, ...]
+    prompt_xxh3: str = ""
+    """`engines.wire.ids_xxh3` of the whole prompt as it was sent."""
 
 
 class TokensReceived(msgspec.Struct, array_like=True, tag=2, frozen=True):
@@ -132,6 +134,13 @@ class CallProgress(msgspec.Struct, array_like=True, tag=9, frozen=True):
     stalls: int
 
 
+class LawBroken(msgspec.Struct, array_like=True, tag=10, frozen=True):
+    """The call broke the token law: `why` is one of `records.LAW_BREAKS`."""
+
+    call: str
+    why: str
+
+
 Frame = (
     AttemptOpened
     | BudgetExhausted
@@ -143,6 +152,7 @@ Frame = (
     | CallDelivered
     | CallAccepted
     | AttemptSealed
+    | LawBroken
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)

@@ -1,10 +1,14 @@
 """The token law: which ids a request's history has, from what was recorded and never from its text.
 
 A `Context` is a conversation up to a point where the assistant generates, in ids. Contexts are found by the digest of
-their messages. The prompt of a request is folded from the deepest known context: each later assistant turn is
-spliced in as the recorded output of the call whose handle it echoes (turns without handles: by normalised equality under
-the same context), or, when nobody here sampled it, as one rendered turn; the messages behind it are bridged. Only where
-that fails is the conversation rendered afresh, and the reason counted. One `Lineage` per execution; pure.
+their messages, handles included. The prompt of a request is folded from the deepest known context: each later assistant
+turn is spliced in as the recorded output of the call whose handle it echoes (turns without handles: by normalised
+equality under the same context), or, when nobody here sampled it, as one rendered turn; the messages behind it are
+bridged. Only where that fails is the conversation rendered afresh, and the reason counted. A child is known by its parent,
+the call that was spliced and the messages behind it, so an echo that loses its handles later stays where it was.
+Siblings that read the same (one prompt, two answers of equal text) are told apart by handle, else by echoed reasoning,
+by what was delivered, by a later turn's handle; where all that says nothing the newest is taken and the doubt counted.
+One `Lineage` per execution; pure.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import xxhash
 
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.canonical import (
@@ -26,8 +31,9 @@ from gyre_hpc.gateway.canonical import (
     digest,
     handle_call,
     normal_text,
+    reasoning_mark,
 )
-from gyre_hpc.gateway.rendering import Ids, ParsedAnswer, Rendering
+from gyre_hpc.gateway.rendering import Ids, ParsedAnswer, PromptRewritten, Rendering
 from gyre_hpc.records import Int32
 
 MAX_TIPS = 4
@@ -43,8 +49,12 @@ class Mismatch(enum.StrEnum):
     PARTIAL_ECHO = "partial_echo"
     """Some tool calls of the answer are missing from its echo."""
     EDITED_TEXT = "edited_text"
+    AMBIGUOUS_ECHO = "ambiguous_echo"
+    """Several calls under one prompt answered with this text in other ids, and nothing says whose echo it is."""
     BRIDGE_REFUSED = "bridge_refused"
     """The renderer cannot continue this output: the conversation was rendered afresh."""
+    TOKEN_LAW = "token_law"
+    """The renderer gave a continuation that does not begin with the recorded prompt and output."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +62,8 @@ class Context:
     """Ids of a conversation up to a generation prompt: the parent's ids and `tail`.
 
     `spliced` is the call asked with the parent's ids whose output opens `tail` with `kept` ids ("" = none such).
-    `call` is the first call that was asked with exactly this prompt.
+    `call` is the first call that was asked with exactly this prompt, `answers` are those that have an answer, oldest
+    first. `children`: what follows, by (call spliced or digest of a foreign turn, digest of the messages behind it).
     """
 
     parent: Context | None
@@ -61,6 +72,20 @@ class Context:
     spliced: str = ""
     kept: int = 0
     call: str = ""
+    answers: list[str] = field(default_factory=list)
+    checksum: xxhash.xxh3_64 = field(init=False)
+    """Over all ids, little-endian int32."""
+    children: dict[tuple[str | bytes, bytes], Context] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.checksum = self.parent.checksum.copy() if self.parent is not None else xxhash.xxh3_64()
+        self.checksum.update(self.tail.astype("<i4", copy=False).tobytes())
+
+    def xxh3(self, more: Sequence[int] = ()) -> str:
+        """`engines.wire.ids_xxh3` of all ids and `more`."""
+        checksum = self.checksum.copy()
+        checksum.update(np.asarray(more, "<i4").tobytes())
+        return checksum.hexdigest()
 
     def ids(self) -> Int32:
         """All ids, shape [length]."""
@@ -91,9 +116,11 @@ class Generated(msgspec.Struct, frozen=True):
 
     context: Context
     output: list[int]
-    bare: Turn
-    """The answer as a turn without our handles."""
+    bare: bytes
+    """Digest of the answer as a turn without our handles."""
     text: str
+    reasoning: bytes
+    """As `canonical.reasoning_mark`."""
     tools: int
 
 
@@ -114,8 +141,8 @@ class Lineage:
     rendering: Rendering
     contexts: dict[bytes, Context] = field(default_factory=dict)
     generated: dict[str, Generated] = field(default_factory=dict)
-    answers: dict[bytes, list[str]] = field(default_factory=dict)
-    """Calls with an answer by the digest of their context, oldest first."""
+    delivered: set[str] = field(default_factory=set)
+    """Calls of whose answer a client received something."""
     mismatches: Counter[Mismatch] = field(default_factory=Counter)
     tips: OrderedDict[Context, EncodedIds] = field(default_factory=OrderedDict)
     """Prompts asked for last, encoded: they grow with their branch."""
@@ -143,19 +170,27 @@ class Lineage:
         context = self.contexts[digest_before]
         calls = tuple(EchoedCall("", item.name, item.arguments) for item in answer.tool_calls)
         bare = Turn("assistant", answer.content, tool_calls=calls)
-        text = normal_text(answer.content)
-        self.generated[call] = Generated(context, list(output), bare, text, len(calls))
-        self.answers.setdefault(digest_before, []).append(call)
+        self.generated[call] = Generated(
+            context,
+            list(output),
+            digest([bare.identity()]),
+            normal_text(answer.content),
+            reasoning_mark(answer.reasoning),
+            len(calls),
+        )
+        context.answers.append(call)
 
-    def identify(self, unit: Unit, digest_before: bytes) -> tuple[str, Mismatch | None]:
-        """The call that produced an assistant message, or why there is none."""
+    def identify(self, unit: Unit, parent: Context, behind: Sequence[Unit]) -> tuple[str, Mismatch | None]:
+        """The call that produced an assistant message asked for with `parent`, or why there is none.
+
+        Both for an ambiguous one: the newest, and that it is in doubt. `behind` are the later messages.
+        """
         turn = unit.assistant
         if turn is None:
             return "", Mismatch.FOREIGN_TURN
         calls = turn.calls
         if not calls:
-            call = self._same_text(unit, digest_before)
-            return call, None if call else Mismatch.FOREIGN_TURN
+            return self._same_text(unit, turn, parent, behind)
         call = next(iter(calls))
         known = self.generated.get(call)
         if known is None:
@@ -167,12 +202,38 @@ class Lineage:
             return "", Mismatch.EDITED_TEXT
         return call, None
 
-    def _same_text(self, unit: Unit, digest_before: bytes) -> str:
-        """The newest call under this context whose answer reads the same without handles; "" if there is none."""
-        for call in reversed(self.answers.get(digest_before, ())):
-            if digest([self.generated[call].bare.identity()]) == unit.digest:
-                return call
-        return ""
+    def _same_text(
+        self, unit: Unit, turn: Turn, parent: Context, behind: Sequence[Unit]
+    ) -> tuple[str, Mismatch | None]:
+        """Among the calls under this context whose answer reads the same without handles."""
+        same = [call for call in parent.answers if self.generated[call].bare == unit.digest]
+        if not same:
+            return "", Mismatch.FOREIGN_TURN
+        if len(same) > 1:
+            same = self._narrowed(same, turn, behind)
+        outputs = [self.generated[call].output for call in same]
+        return same[-1], None if all(ids == outputs[-1] for ids in outputs) else Mismatch.AMBIGUOUS_ECHO
+
+    def _narrowed(self, same: list[str], turn: Turn, behind: Sequence[Unit]) -> list[str]:
+        """Those of `same` for which the most speaks."""
+        reasoning = reasoning_mark(turn.reasoning)
+        if reasoning:
+            same = [call for call in same if self.generated[call].reasoning == reasoning] or same
+        same = [call for call in same if call in self.delivered] or same
+        above = self._ancestry(behind)
+        return [call for call in same if call in above] or same
+
+    def _ancestry(self, units: Sequence[Unit]) -> set[str]:
+        """The calls spliced above the first call that a handle in these messages names."""
+        turns = (unit.assistant for unit in units if unit.assistant is not None)
+        known = (self.generated[call] for turn in turns for call in turn.calls if call in self.generated)
+        first = next(known, None)
+        node = first.context if first else None
+        found: set[str] = set()
+        while node is not None:
+            found.add(node.spliced)
+            node = node.parent
+        return found
 
 
 class _Fold:
@@ -187,10 +248,20 @@ class _Fold:
         self.digest = request.prefix(len(request.units))
 
     def run(self) -> Prompt:
-        context = self.lineage.contexts.get(self.digest) or self._extend()
+        context = self.lineage.contexts.get(self.digest)
+        if context is None:
+            context = self._extend()
+        elif self.turns and context.parent is not None:
+            self._doubt(context.parent)
         self.lineage.contexts[self.digest] = context
         self.lineage.mismatches.update(self.reasons)
         return Prompt(context, self.digest, tuple(self.spliced), tuple(self.reasons))
+
+    def _doubt(self, parent: Context) -> None:
+        """A prompt that was asked for before, but perhaps behind another answer of the same text."""
+        last, units = self.turns[-1], self.request.units
+        if self.lineage.identify(units[last], parent, ())[1] is Mismatch.AMBIGUOUS_ECHO:
+            self.reasons.append(Mismatch.AMBIGUOUS_ECHO)
 
     def _extend(self) -> Context:
         """The context of the whole request, from the deepest known one."""
@@ -206,32 +277,49 @@ class _Fold:
                 return self._root(len(request.units))
             context = contexts[before] = self._root(turns[0])
         for index, end in zip(turns[first:], [*turns[first + 1 :], len(request.units)], strict=True):
-            child = self._child(context, index, request.prefix(index), end)
+            child = self._child(context, index, end)
             if child is None:
                 self.reasons.append(Mismatch.BRIDGE_REFUSED)
                 return self._root(len(request.units))
             context = contexts[request.prefix(end)] = child
         return context
 
-    def _child(self, parent: Context, index: int, before: bytes, end: int) -> Context | None:
+    def _child(self, parent: Context, index: int, end: int) -> Context | None:
         """`parent`, the assistant message `index`, and the messages up to `end`; None if it cannot be bridged."""
         lineage, request = self.lineage, self.request
-        call, reason = lineage.identify(request.units[index], before)
-        if reason is not None:
-            self.reasons.append(reason)
-            output: list[int] | None = lineage.rendering.turn(request.messages(index, index + 1)[0])
-        else:
+        unit = request.units[index]
+        call, reason = lineage.identify(unit, parent, request.units[index + 1 :])
+        if call:
             self.spliced.append(call)
-            output = lineage.generated[call].output
+        key = (call or unit.digest, request.between(index + 1, end))
+        known = parent.children.get(key)
+        if reason is not None and (known is None or reason is Mismatch.AMBIGUOUS_ECHO):
+            self.reasons.append(reason)
+        if known is None and (known := self._bridged(parent, call, index, end)) is not None:
+            parent.children[key] = known
+        return known
+
+    def _bridged(self, parent: Context, call: str, index: int, end: int) -> Context | None:
+        lineage, request = self.lineage, self.request
+        if call:
+            output: list[int] | None = lineage.generated[call].output
+        else:
+            output = lineage.rendering.turn(request.messages(index, index + 1)[0])
         fresh = request.messages(index + 1, end)
         if output is None or not fresh:
             return None
         prompt: Ids = () if lineage.rendering.tail_only else parent.ids()
-        tail = lineage.rendering.extend(prompt, output, fresh, request.tools)
+        try:
+            tail = lineage.rendering.extend(prompt, output, fresh, request.tools)
+        except PromptRewritten:
+            self.reasons.append(Mismatch.TOKEN_LAW)
+            return None
         if tail is None:
             return None
         native = call if call and lineage.generated[call].context is parent else ""
         kept = _common(output, tail)
+        if call and kept < _lawful(output, lineage.rendering.stop_ids):
+            self.reasons.append(Mismatch.TOKEN_LAW)
         return Context(parent, np.asarray(tail, np.int32), parent.length + len(tail), native, kept)
 
     def _root(self, end: int) -> Context:
@@ -256,3 +344,8 @@ def _common(output: list[int], tail: list[int]) -> int:
             break
         kept += 1
     return kept
+
+
+def _lawful(output: list[int], stop_ids: Sequence[int]) -> int:
+    """Ids of a sampled output that its child prompt must keep: all, but for a stop token that the template closes itself."""
+    return len(output) - (bool(output) and output[-1] in stop_ids)

@@ -87,6 +87,10 @@ class AnswerStatus(enum.StrEnum):
     """The generation ended inside its thinking block."""
 
 
+class PromptRewritten(Exception):
+    """A bridge that does not begin with the prompt it was given."""
+
+
 class ParsedToolCall(msgspec.Struct, frozen=True):
     """One readable tool call. `arguments` is the JSON text of an object; `raw` is what the model wrote."""
 
@@ -167,7 +171,10 @@ class Rendering:
         new_messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
     ) -> list[int] | None:
-        """What `bridge` appends to `previous_prompt` (not read when `tail_only`): the trimmed output and the delta."""
+        """What `bridge` appends to `previous_prompt` (not read when `tail_only`): the trimmed output and the delta.
+
+        Raises PromptRewritten.
+        """
         known = self._prompt_tail if self.tail_only else np.asarray(previous_prompt).tolist()
         bridged = self._renderer.bridge_to_next_turn(
             known,
@@ -175,7 +182,12 @@ class Rendering:
             self._in_place(new_messages, first=False),
             tools=list(tools) if tools else None,
         )
-        return None if bridged is None else list(bridged.token_ids[len(known) :])
+        if bridged is None:
+            return None
+        ids = list(bridged.token_ids)
+        if ids[: len(known)] != known:
+            raise PromptRewritten
+        return ids[len(known) :]
 
     def turn(self, message: Message) -> list[int] | None:
         """Ids of an assistant turn that was not sampled here, as an output behind a generation prompt.

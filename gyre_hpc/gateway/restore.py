@@ -16,7 +16,7 @@ from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
 from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed
 from gyre_hpc.gateway.frames import TOKEN_BYTES, decode_float32, decode_int32
 from gyre_hpc.gateway.lineage import Context, Lineage
-from gyre_hpc.records import Delivery, FinishReason, LeafRole
+from gyre_hpc.records import LAW_BREAKS, Delivery, FinishReason, LeafRole
 
 
 def read_for_restore(path: Path) -> CallLogReader:
@@ -73,6 +73,7 @@ def _account(execution: Execution, logged: LoggedCall) -> None:
         account.tokens_recomputed += finished.recomputed_tokens
         account.held_s += finished.held_s
         account.stalls += finished.stalls
+    account.law_breaks += sum(why in LAW_BREAKS for why in (*logged.opened.reasons, *logged.broken))
 
 
 def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall, context: Context) -> None:
@@ -89,6 +90,8 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
             answer, content=answer.content.split(stop)[0] if stop else answer.content
         )
         execution.lineage.answered(opened.call, opened.context, ids, answer)
+        if logged.delivery is not Delivery.NONE:
+            execution.lineage.delivered.add(opened.call)
     if logged.delivery is Delivery.COMPLETE:
         return
     call = Call(

@@ -15,12 +15,12 @@ from functools import partial
 from typing import cast
 
 from gyre_hpc.config import GatewayConfig
-from gyre_hpc.engines.client import EngineAbsent, EngineRefused, EngineUnreachable
+from gyre_hpc.engines.client import EngineAbsent, EngineRefused, EngineUnreachable, PromptChanged
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Call, CallLost, Execution
-from gyre_hpc.gateway.frames import CallProgress, TokensReceived, encode_float32, encode_int32
+from gyre_hpc.gateway.frames import CallProgress, LawBroken, TokensReceived, encode_float32, encode_int32
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Chunk, Lease, Router, kv_key
 from gyre_hpc.gateway.stops import find_stop
@@ -93,6 +93,8 @@ class Sampler:
                 raise CallLost(f"call {call.id}: {error.message}") from error
             cause = error.message
         except (EngineUnreachable, ProtocolViolation) as error:
+            if isinstance(error, PromptChanged):
+                self._law_broken(execution, call, error)
             cause = f"{type(error).__name__}: {error.message}"
             absent = isinstance(error, EngineAbsent)
         except TimeoutError:
@@ -124,6 +126,7 @@ class Sampler:
                 async for chunk in chunks:
                     watch.heard()
                     if first:
+                        _check_prompt(call, lease, chunk)
                         self._started(call, prompt.count, chunk.cached_tokens)
                         first = False
                     self._take(execution, call, chunk)
@@ -169,6 +172,12 @@ class Sampler:
         task = loop.create_task(_abort(lease, rid))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+
+    def _law_broken(self, execution: Execution, call: Call, error: PromptChanged) -> None:
+        """The engine was given another prompt than is recorded: nothing of the execution is trained."""
+        log.error("execution %d: call %s: %s", execution.id, call.id, error.message)
+        execution.account.law_breaks += 1
+        self._log.append(LawBroken(call.id, "engine_prompt"))
 
     def _started(self, call: Call, prompt: int, cached: int) -> None:
         call.go_on()
@@ -227,6 +236,12 @@ class Sampler:
         call.stop_sequence, count = found
         del call.ids[count:], call.logprobs[count:], call.versions[count:]
         return True
+
+
+def _check_prompt(call: Call, lease: Lease, chunk: Chunk) -> None:
+    """An engine that says what it was given was given what is recorded. Raises PromptChanged."""
+    if chunk.prompt_xxh3 and chunk.prompt_xxh3 != call.context.xxh3(call.ids):
+        raise PromptChanged(f"engine {lease.address} was given other prompt ids than are recorded")
 
 
 async def _abort(lease: Lease, rid: str) -> None:

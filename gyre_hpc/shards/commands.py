@@ -64,11 +64,14 @@ def print_show(run: Path, execution: int, console: Console) -> None:
             call.finish,
             call.delivery,
             call.versions,
+            ", ".join(call.forks),
         )
         for call in shown.calls
     ]
     console.print(
-        _table("calls", ("call", "role", "prompt", "output", "finish", "delivery", "versions"), calls)
+        _table(
+            "calls", ("call", "role", "prompt", "output", "finish", "delivery", "versions", "forks"), calls
+        )
     )
     nodes = [(number, node.parent, node.size, node.target) for number, node in enumerate(shown.nodes)]
     console.print(_table("tree", ("node", "parent", "tokens", "target"), nodes))

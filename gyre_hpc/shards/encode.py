@@ -41,9 +41,15 @@ class ExecutionRecord:
     strands: Strands
 
     @property
+    def lawful(self) -> bool:
+        """No call broke the token law."""
+        return all(laid.record.lawful for laid in self.strands.calls)
+
+    @property
     def reward(self) -> float | None:
         """The score, where it counts."""
-        valid = self.assessment is not None and not (self.incomplete or self.superseded)
+        usable = self.lawful and not (self.incomplete or self.superseded)
+        valid = self.assessment is not None and usable
         return self.assessment.score if valid and self.assessment else None
 
 
@@ -141,7 +147,14 @@ def decode_calls(tables: Tables) -> Iterator[CallRecord]:
             held_s=float(flat(calls, "held_s")[at]),
             recomputed_tokens=int(flat(calls, "recomputed_tokens")[at]),
             dialect=ragged(calls, "dialect").text(at),
+            forks=forks_of(calls, at),
         )
+
+
+def forks_of(calls: Table, at: int) -> tuple[str, ...]:
+    """`CallRecord.forks` of a row; a shard written before the column existed has none."""
+    text = ragged(calls, "forks").text(at) if "forks" in calls else ""
+    return tuple(text.split(",")) if text else ()
 
 
 def flat(table: Table, name: str) -> Array:
@@ -200,6 +213,7 @@ def _call_rows(strands: Strands) -> Table:
     return {
         "call": Ragged.texts([record.call for record in records]),
         "dialect": Ragged.texts([record.dialect for record in records]),
+        "forks": Ragged.texts([",".join(record.forks) for record in records]),
         "ordinal": np.array([record.ordinal for record in records], np.int32),
         "strand": np.array([laid.strand for laid in calls], np.int32),
         "end": np.array([laid.end for laid in calls], np.int32),

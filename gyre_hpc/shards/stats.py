@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId, LeafRole
-from gyre_hpc.shards.encode import ExecutionRecord, decode, flat, ragged
+from gyre_hpc.shards.encode import ExecutionRecord, decode, flat, forks_of, ragged
 from gyre_hpc.shards.format import ENUMS, Table, Tables, value_of
 from gyre_hpc.shards.manifest import read_manifest
 from gyre_hpc.shards.reader import find_tables, open_shards
@@ -33,6 +34,8 @@ class Stats:
     rewards: int
     reward_mean: float | None
     calls: int
+    forks_by_reason: dict[str, int]
+    """Calls whose history is not in recorded ids throughout, by reason; those of a broken token law are never trained."""
     call_tokens: int
     unique_tokens: int
     sampled_tokens: int
@@ -59,6 +62,7 @@ class ShownCall:
     constrained: bool
     versions: tuple[int, ...]
     held_s: float
+    forks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,14 @@ def stats(run_dir: Path) -> Stats:
     reasons: Counter[str] = Counter()
     roles: Counter[str] = Counter()
     callers: Counter[str] = Counter()
+    forks: Counter[str] = Counter()
     rewards: list[float] = []
     for shard in open_shards(run_dir):
         whole = shard.whole()
         live = ~flat(whole["raw/executions"], "superseded").astype(bool)
         counts["superseded"] += int((~live).sum())
         reasons += Counter(itertools.compress(_enum_texts(whole, "raw/executions", "reason"), live))
+        forks.update(_forks(whole["raw/calls"]))
         roles += Counter(_enum_texts(whole, "derived/paths", "role"))
         callers += Counter(_enum_texts(whole, "raw/calls", "role"))
         counted = live & (flat(whole["raw/executions"], "incomplete") == 0)
@@ -120,6 +126,7 @@ def stats(run_dir: Path) -> Stats:
         rewards=len(rewards),
         reward_mean=float(np.mean(rewards)) if rewards else None,
         calls=counts["calls"],
+        forks_by_reason=dict(forks),
         call_tokens=counts["call_tokens"],
         unique_tokens=counts["unique_tokens"],
         sampled_tokens=counts["sampled_tokens"],
@@ -154,6 +161,13 @@ def _sums(tables: Tables) -> Counter[str]:
     )
 
 
+def _forks(calls: Table) -> Iterator[str]:
+    """The reasons of all calls, without looking at calls where the column is empty throughout."""
+    if "forks" in calls and len(ragged(calls, "forks").values):
+        for at in range(len(calls["ordinal"])):
+            yield from forks_of(calls, at)
+
+
 def _enum_texts(tables: Tables, table: str, column: str) -> list[str]:
     kind = ENUMS[f"{table}/{column}"]
     return [str(value_of(kind, code) or "none") for code in flat(tables[table], column).tolist()]
@@ -176,6 +190,7 @@ def _calls(table: Table) -> list[ShownCall]:
             constrained=bool(flat(table, "constrained")[at]),
             versions=tuple(np.unique(ragged(table, "versions").row(at)).tolist()),
             held_s=float(flat(table, "held_s")[at]),
+            forks=forks_of(table, at),
         )
         for at in range(len(table["ordinal"]))
     ]

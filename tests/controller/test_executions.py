@@ -47,9 +47,19 @@ class World:
         self.table.started(msg.ExecutionStarted(ID, attempt))
         self.table.closed(msg.ExecutionClosed(ID, attempt, reason, 3.0, 0, ""))
 
-    def seal(self, *, calls: int = 4, lost: int = 0, incomplete: bool = False, attempt: int = 1) -> None:
+    def seal(
+        self,
+        *,
+        calls: int = 4,
+        lost: int = 0,
+        incomplete: bool = False,
+        attempt: int = 1,
+        law_breaks: int = 0,
+    ) -> None:
         self.table.gateway_sealed(
-            msg.ExecutionSealed(ID, attempt, calls, 0, lost, 10, 0, 100, 0.0, incomplete, False)
+            msg.ExecutionSealed(
+                ID, attempt, calls, 0, lost, 10, 0, 100, 0.0, incomplete, False, law_breaks=law_breaks
+            )
         )
 
     def assess(self, score: float | None = 0.5, attempt: int = 1) -> None:
@@ -102,6 +112,15 @@ def test_a_lost_call_excludes_the_execution() -> None:
     world.seal(lost=1)
     world.assess()
     assert world.outcomes[0].assessment is None
+
+
+def test_a_broken_token_law_excludes_the_execution_and_is_its_reason() -> None:
+    world = World()
+    world.table.launch(ID)
+    world.run_to_close()
+    world.seal(law_breaks=1)
+    world.assess()
+    assert (world.outcomes[0].reason, world.outcomes[0].assessment) == (ClosingReason.TOKEN_LAW, None)
 
 
 def test_incomplete_records_are_never_trained() -> None:

@@ -20,6 +20,7 @@ from gyre_hpc.gateway.frames import (
     CallDelivered,
     CallFinished,
     CallOpened,
+    LawBroken,
     TokensReceived,
     encode_float32,
     encode_int32,
@@ -93,8 +94,10 @@ def processor(run: RunLayout) -> tuple[Processor, Controller]:
     return Processor(run, config, controller.publish, controller.drop, controller.said.append), controller
 
 
-def write_calls(log: CallLog, execution: int, attempt: int = 0, calls: int = 3, end: bool = True) -> None:
-    """A chain of calls as the gateway logs it."""
+def write_calls(
+    log: CallLog, execution: int, attempt: int = 0, calls: int = 3, end: bool = True, broken: bool = False
+) -> None:
+    """A chain of calls as the gateway logs it; `broken`: the engine of call 1 was given another prompt."""
     base, shared = "", 0
     for ordinal in range(calls):
         call = f"{execution}.{attempt}.{ordinal}"
@@ -106,6 +109,8 @@ def write_calls(log: CallLog, execution: int, attempt: int = 0, calls: int = 3, 
         log.append(opened)
         output = np.arange(4, dtype=np.int32) + 10 * ordinal + 500
         log.append(TokensReceived(call, encode_int32(output), encode_float32([-0.5] * 4), encode_int32([3])))
+        if broken and ordinal == 1:
+            log.append(LawBroken(call, "engine_prompt"))
         log.append(CallFinished(call, "stop", 4, 2.0, 0.0, 0, 0, ""))
         log.append(CallDelivered(call, Delivery.COMPLETE))
         base, shared = call, shared + 9
@@ -212,6 +217,36 @@ def test_excluded_incomplete_and_callless_executions_do_not_count(run: RunLayout
     assert (
         report.reason == "1 of 4 executions valid: 1 incomplete records, 1 no model call, 1 overall_timeout"
     )
+
+
+def test_an_execution_that_broke_the_token_law_is_never_trained_and_says_so(
+    run: RunLayout, log: CallLog
+) -> None:
+    """Whatever the controller was told."""
+    machine, controller = processor(run)
+    machine.obey(expect(), 0.0)
+    for execution, score in zip(MEMBERS, (0.0, None, 1.0, 0.5), strict=True):
+        write_calls(log, execution, broken=execution == MEMBERS[2])
+        machine.obey(outcome(execution, score), 0.0)
+    machine.advance(0.0)
+    (report,) = controller.groups()
+    assert report.rewards == (0.0, 0.5)
+    for step in controller.regions.values():
+        assert MEMBERS[2] not in step.path_execution
+    machine.seal()
+    assert stats(run.root).forks_by_reason == {"engine_prompt": 1}
+    assert show(run.root, MEMBERS[2]).record.reward is None
+    assert [call.forks for call in show(run.root, MEMBERS[2]).calls] == [(), ("engine_prompt",), ()]
+
+
+def test_a_group_that_died_of_a_broken_token_law_names_it(run: RunLayout, log: CallLog) -> None:
+    machine, controller = processor(run)
+    machine.obey(expect(), 0.0)
+    for execution in MEMBERS:
+        write_calls(log, execution, broken=execution != MEMBERS[0])
+        machine.obey(outcome(execution, 1.0), 0.0)
+    machine.advance(0.0)
+    assert controller.groups()[0].reason == "1 of 4 executions valid: 3 token_law"
 
 
 def test_a_withdrawn_execution_without_any_record_does_not_hold_the_group(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gyre_hpc.shards.stats import stats
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import Plan, all_gone, gyre
@@ -27,5 +28,6 @@ def test_a_short_run_finishes_and_its_records_agree(start: Start, tmp_path: Path
     assert sorted(run.outcomes()) == list(range(2 * 8 + 2 * 2))
     assert run.versions() == [1, 2]
     check_agreement(run)
+    assert stats(run.folder).forks_by_reason == {}
     verified = gyre("shards", "verify", str(run.folder))
     assert verified.wait(120) == 0

@@ -11,13 +11,15 @@ from gyre_hpc.gateway.canonical import History, canonical_arguments
 from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import Dialect, Refusal
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
+from gyre_hpc.gateway.dialects.responses import OpenAIResponses
 from gyre_hpc.gateway.rendering import INLINE_SYSTEM_MARK, Rendering
 
-ANTHROPIC, CHAT = AnthropicMessages(), ChatCompletions()
+ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), ChatCompletions(), OpenAIResponses()
 
 
 def units(dialect: Dialect, messages: Any, **more: Any) -> list[bytes]:
-    body = json.dumps({"model": "m", "max_tokens": 1, "messages": messages, **more}).encode()
+    where = "input" if dialect is RESPONSES else "messages"
+    body = json.dumps({"model": "m", "max_tokens": 1, where: messages, **more}).encode()
     return [unit.digest for unit in dialect.read(body, History()).units]
 
 
@@ -64,6 +66,18 @@ SAME = [
         {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "t", "arguments": '{"a": 9000.0}'}}]},
         {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "t", "arguments": '{"a":9000}'}}]},
     ),
+    (RESPONSES, {"role": "user", "content": "a"}, {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}),
+    (RESPONSES, {"role": "developer", "content": "a"}, {"role": "system", "content": "a", "id": None}),
+    (
+        RESPONSES,
+        {"type": "function_call", "call_id": "x", "name": "t", "arguments": '{"a": 9000.0, "b": 1}'},
+        {"type": "function_call", "id": "fc_1", "call_id": "x", "name": "t", "arguments": '{"b":1,"a":9000}', "status": "completed"},
+    ),
+    (
+        RESPONSES,
+        {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"type": "message", "id": "msg_x", "role": "assistant", "content": "a\n"},
+    ),
 ]  # fmt: skip
 
 
@@ -79,6 +93,11 @@ def test_spellings_of_one_message(dialect: Dialect, one: Any, other: Any) -> Non
         (CHAT, {"role": "user", "content": "a"}, {"role": "system", "content": "a"}),
         (CHAT, {"role": "tool", "tool_call_id": "x", "content": "a"}, {"role": "tool", "tool_call_id": "y", "content": "a"}),
         (CHAT, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}),
+        (
+            RESPONSES,
+            {"type": "function_call_output", "call_id": "x", "output": "a"},
+            {"type": "function_call_output", "call_id": "y", "output": "a"},
+        ),
     ],
 )  # fmt: skip
 def test_different_messages_stay_different(dialect: Dialect, one: Any, other: Any) -> None:

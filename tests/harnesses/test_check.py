@@ -32,6 +32,7 @@ async def passes(name: str, folder: Path, trial: Trial, *overrides: str) -> Outc
     folder.mkdir(exist_ok=True)
     outcome = await run(given, folder, trial)
     assert not failed(outcome, trial, given), (name, failed(outcome, trial, given), outcome.output[-2000:])
+    assert not outcome.forks and not any(record.forks for record in outcome.records)
     return outcome
 
 
@@ -41,6 +42,7 @@ async def test_the_shipped_harness_passes(tmp_path: Path, dialect: str) -> None:
     outcome = await run(given, tmp_path, trial)
     assert not failed(outcome, trial, given), outcome.output
     assert [record.dialect for record in outcome.records] == [dialect, dialect]
+    assert not outcome.forks and not any(record.forks for record in outcome.records)
 
 
 async def test_a_program_that_is_no_harness_fails_by_name(tmp_path: Path) -> None:

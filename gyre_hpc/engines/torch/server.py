@@ -213,6 +213,7 @@ def _event(reader: Reader, with_logprobs: bool) -> wire.GenerateEvent:
         if with_logprobs
         else [],
         num_retractions=call.retractions,
+        prompt_xxh3="" if first else wire.ids_xxh3(call.ids[: call.prompt_tokens]),
     )
     return wire.GenerateEvent(ids, meta)
 

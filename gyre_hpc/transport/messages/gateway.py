@@ -79,6 +79,8 @@ class ExecutionSealed(Message, frozen=True):
     """Silences of an engine under a call of the attempt of `gateway.stall_alarm_s` and more."""
     calls_unknown: int = 0
     """Calls whose role no rule could tell."""
+    law_breaks: int = 0
+    """How often calls broke the token law: once is enough that nothing of the attempt is trained."""
 
 
 class HeldBack(Message, frozen=True):
