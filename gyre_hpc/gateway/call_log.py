@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -309,29 +309,37 @@ class CallLogReader:
 
     def poll(self) -> list[CallRecord | ExecutionEnd]:
         """What has become final since the last poll. Raises CorruptRecord."""
-        found: list[CallRecord | ExecutionEnd] = []
-        try:
-            with self.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if self.offset == 0 and size >= len(MAGIC):
-                    _check_magic(self.path, file.read(len(MAGIC)))
-                    self.offset = len(MAGIC)
-                while self.offset and (data := _read(file.fileno(), self.offset, READ_BYTES, size)):
-                    if not self._take(data, size, found):
-                        break
-        except FileNotFoundError:
+        return list(self.follow())
+
+    def follow(self) -> Iterator[CallRecord | ExecutionEnd]:
+        """As `poll`, one item at a time: a record holds its whole prompt, so nobody should hold many of them."""
+        for item in self._final():
+            yield item.record() if isinstance(item, LoggedCall) else item
+
+    def read_on(self) -> None:
+        """Take the frames that are there; what becomes final is not given to anybody. Raises CorruptRecord."""
+        for _ in self._final():
             pass
-        return found
 
-    def _take(self, data: bytes, size: int, found: list[CallRecord | ExecutionEnd]) -> bool:
-        """Apply the whole frames in `data`; whether there was one."""
-        before = self.offset
-        for frame, end in decode_frames(data, self.path, before, final=before + len(data) >= size):
-            self._apply(frame, found, before)
-            self.offset = before + end
-        return self.offset > before
+    def _final(self) -> Iterator[LoggedCall | ExecutionEnd]:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if self.offset == 0 and size >= len(MAGIC):
+                _check_magic(self.path, file.read(len(MAGIC)))
+                self.offset = len(MAGIC)
+            while self.offset and (data := _read(file.fileno(), self.offset, READ_BYTES, size)):
+                before = self.offset
+                for frame, end in decode_frames(data, self.path, before, final=before + len(data) >= size):
+                    self.offset = before + end
+                    yield from self._apply(frame, before)
+                if self.offset == before:
+                    return
 
-    def _apply(self, frame: Frame, found: list[CallRecord | ExecutionEnd], offset: int) -> None:
+    def _apply(self, frame: Frame, offset: int) -> Iterator[LoggedCall | ExecutionEnd]:
         match frame:
             case LogOpened():
                 return
@@ -345,7 +353,7 @@ class CallLogReader:
                 self.executions.setdefault((frame.execution, frame.attempt), {})[frame.call] = call
                 return
             case AttemptSealed():
-                self._end(frame, found)
+                yield from self._end(frame)
                 return
             case BudgetExhausted():
                 self.exhausted.add((frame.execution, frame.attempt))
@@ -361,7 +369,7 @@ class CallLogReader:
                     and (known.accepted or known.delivery is Delivery.COMPLETE)
                 ):
                     known.given = True
-                    found.append(known.record())
+                    yield known
 
     def _base(self, frame: CallOpened, offset: int) -> LoggedCall | None:
         base = self._calls.get(frame.base)
@@ -373,15 +381,15 @@ class CallLogReader:
             )
         return base
 
-    def _end(self, frame: AttemptSealed, found: list[CallRecord | ExecutionEnd]) -> None:
+    def _end(self, frame: AttemptSealed) -> Iterator[LoggedCall | ExecutionEnd]:
         for name, call in self.executions.pop((frame.execution, frame.attempt), {}).items():
             del self._calls[name]
             if not call.given:
-                found.append(call.record())
+                yield call
         self.keys.pop((frame.execution, frame.attempt), None)
         self.exhausted.discard((frame.execution, frame.attempt))
         self.sealed.append(frame)
-        found.append(ExecutionEnd(ExecutionId(frame.execution), frame.attempt, frame.calls))
+        yield ExecutionEnd(ExecutionId(frame.execution), frame.attempt, frame.calls)
 
 
 def _update(
@@ -410,7 +418,7 @@ def _update(
 def read_call_log(path: Path) -> list[CallRecord]:
     """All calls of a log; those of executions that were never sealed are given as they stand."""
     reader = CallLogReader(path)
-    records = [item for item in reader.poll() if isinstance(item, CallRecord)]
+    records = [item for item in reader.follow() if isinstance(item, CallRecord)]
     for calls in reader.executions.values():
         records += [call.record() for call in calls.values() if not call.given]
     return sorted(records, key=lambda record: (record.execution, record.attempt, record.ordinal))

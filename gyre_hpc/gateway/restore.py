@@ -22,7 +22,7 @@ from gyre_hpc.records import LAW_BREAKS, Delivery, FinishReason, LeafRole
 def read_for_restore(path: Path) -> CallLogReader:
     """The log as it stands, read once: for `restore`, and for the writer that goes on behind it. Raises CorruptRecord."""
     reader = CallLogReader(path)
-    reader.poll()
+    reader.read_on()
     return reader
 
 

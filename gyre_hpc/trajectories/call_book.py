@@ -39,14 +39,13 @@ class CallBook:
             if reader is None:
                 continue
             try:
-                found = reader.poll()
+                for item in reader.follow():
+                    self._take(item)
             except CorruptRecord as error:
                 log.error("%s", error)
                 self._readers[path] = None
                 continue
             reader.sealed.clear()
-            for item in found:
-                self._take(item)
 
     def holds(self, key: AttemptId) -> bool:
         """Whether calls of the attempt are in memory."""
