@@ -189,9 +189,14 @@ class GatewayConfig:
     max_calls: int = 0
     """Model calls allowed per execution; 0 = unlimited. Beyond it calls are refused."""
     max_sampled_tokens: int = 0
-    """Sampled tokens allowed per execution; 0 = unlimited. Beyond it calls are refused."""
+    """Sampled tokens allowed per execution, over all its calls together; 0 = unlimited. Calls end there by length, further
+    ones are refused, and the record says that the budget was used up."""
     max_output_tokens: int = 1024
     """Cap of one answer."""
+    max_body_mib: int = 64
+    """Largest request body, decompressed: a history of a million tokens takes 4 to 8 MiB. A bigger one is refused (413)."""
+    client_timeout_s: float = 60.0
+    """Seconds a client gets to send the head of a request, its body, and to take what is written to it; then it is cut off."""
     max_stall_credit_s: float = 600.0
     """Most seconds of our own holding that are given back to the harness clock."""
     fsync_s: float = 1.0

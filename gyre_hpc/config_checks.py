@@ -74,6 +74,8 @@ AT_LEAST = {
     "cluster.bad_node_deaths": 1,
     "cluster.bad_node_window_s": 1,
     "gateway.max_output_tokens": 1,
+    "gateway.max_body_mib": 1,
+    "gateway.client_timeout_s": 1,
     "tasks.heldout": 0,
     "tasks.evaluation_repeats": 1,
     "tasks.evaluate_every": 0,

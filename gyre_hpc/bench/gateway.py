@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
-from gyre_hpc.gateway.server import MAX_BODY, web_app
+from gyre_hpc.gateway.server import EDGE, gateway_runner
 from gyre_hpc.records import CellId, Version
 
 SPECIALS = (
@@ -183,12 +184,19 @@ async def _empty(request: web.Request) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def _serving(app: web.Application) -> AsyncIterator[str]:
+async def _serving(runner: web.AppRunner) -> AsyncIterator[str]:
     """The application on a free port; its host:port."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    listening = socket.create_server(("127.0.0.1", 0))
+    host, port = listening.getsockname()
+    edge = runner.app.get(EDGE)
+    if edge is not None:
+        server = await edge.serve(runner, listening)
+    else:
+        await web.SockSite(runner, listening).start()
+    yield f"{host}:{port}"
+    if edge is not None:
+        server.close()
     await runner.cleanup()
 
 
@@ -200,9 +208,10 @@ async def _measure(rendering: Rendering, words: list[str], folder: Path, history
     app = GatewayApp(rendering, router, log, GatewayConfig(max_output_tokens=200), 1 << 20)
     for execution in range(history.conversations):
         app.open_execution(execution, 1, f"key{execution}")
-    empty = web.Application(client_max_size=MAX_BODY)
+    empty = web.Application(client_max_size=1 << 30)
     empty.router.add_post("/", _empty)
-    async with _serving(web_app(app)) as gateway_address, _serving(empty) as empty_address:
+    plain = web.AppRunner(empty, handler_cancellation=True, access_log=None)
+    async with _serving(gateway_runner(app, 1.0)) as gateway_address, _serving(plain) as empty_address:
         gateway_ms, empty_ms, tokens = await _drive(
             engine, [gateway_address, empty_address, " ".join(words)], history
         )

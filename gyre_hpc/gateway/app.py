@@ -32,6 +32,7 @@ from gyre_hpc.gateway.frames import (
     CallOpened,
     encode_int32,
 )
+from gyre_hpc.gateway.keys import Keys
 from gyre_hpc.gateway.lineage import Lineage, Prompt
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
@@ -62,7 +63,7 @@ class GatewayApp:
         self.executions: dict[tuple[int, int], Execution] = {}
         self.sealed: dict[tuple[int, int], Sealed] = {}
         """Attempts sealed of late, oldest first, for a controller that asks again."""
-        self._keys: dict[str, Execution] = {}
+        self._keys: Keys[Execution] = Keys()
         self._sampler = Sampler(rendering, router, call_log, settings, self._sampled)
         self._tasks: set[asyncio.Task[None]] = set()
         self.tokens = 0
@@ -83,7 +84,7 @@ class GatewayApp:
 
     def accept_key(self, key: str, execution: Execution) -> None:
         """From here on calls under `key` belong to the execution."""
-        self._keys[key] = execution
+        self._keys.add(key, execution)
 
     async def close_execution(self, execution: int, attempt: int) -> tuple[Account, bool]:
         """Refuse further calls, abandon running ones, make all records durable. (account, whether the log lacks any)."""
@@ -96,7 +97,7 @@ class GatewayApp:
             await known.sealed.wait()
             return known.account, False
         known.closing = True
-        self._keys = {key: item for key, item in self._keys.items() if item is not known}
+        self._keys.revoke(known)
         for call in list(known.calls.values()):
             await self._abandon(known, call)
         self.log.append(AttemptSealed(execution, attempt, known.account.calls, asdict(known.account)))
@@ -128,7 +129,7 @@ class GatewayApp:
 
     def execution(self, key: str) -> Execution:
         """The execution that may call under this key. Raises Refusal."""
-        execution = self._keys.get(key)
+        execution = self._keys.find(key)
         if execution is None:
             raise Refusal(RefusalKind.NOT_FOUND, "no execution is open under this base URL")
         return execution
@@ -161,7 +162,7 @@ class GatewayApp:
         left = settings.max_sampled_tokens - account.tokens_sampled
         if settings.max_calls and account.calls >= settings.max_calls:
             raise self._exhausted(execution, f"{settings.max_calls} model calls")
-        if settings.max_sampled_tokens and left < 1:
+        if self._spent(execution):
             raise self._exhausted(execution, f"{settings.max_sampled_tokens} output tokens")
         try:
             self.log.check()
@@ -170,11 +171,19 @@ class GatewayApp:
         wanted = request.max_tokens or settings.max_output_tokens
         return min(wanted, settings.max_output_tokens, room, left if settings.max_sampled_tokens else wanted)
 
+    def _spent(self, execution: Execution) -> bool:
+        limit = self.settings.max_sampled_tokens
+        return limit > 0 and execution.account.tokens_sampled >= limit
+
     def _exhausted(self, execution: Execution, budget: str) -> Refusal:
+        self._note_exhausted(execution)
+        return Refusal(RefusalKind.BUDGET, f"the budget of {budget} is used up")
+
+    def _note_exhausted(self, execution: Execution) -> None:
+        """The record says that a call was refused or cut by the execution's budget."""
         if not execution.account.budget_exhausted:
             execution.account.budget_exhausted = True
             self.log.append(BudgetExhausted(execution.id, execution.attempt))
-        return Refusal(RefusalKind.BUDGET, f"the budget of {budget} is used up")
 
     def _open(
         self, execution: Execution, request: Request, prompt: Prompt, key: bytes, budget: int, role: LeafRole
@@ -261,6 +270,8 @@ class GatewayApp:
         if call.stop_sequence is not None:
             answer = structs.replace(answer, content=answer.content.split(call.stop_sequence)[0])
         execution.lineage.answered(call.id, call.digest, call.ids, answer)
+        if call.ending is FinishReason.LENGTH and self._spent(execution):
+            self._note_exhausted(execution)
         tools = call.ending is FinishReason.STOP and answer.tool_calls and call.stop_sequence is None
         call.answer, call.finish = answer, FinishReason.TOOL_CALLS if tools else call.ending
 

@@ -214,7 +214,11 @@ def _unit(turns: tuple[Turn, ...]) -> Unit:
 
 def digest(value: Any) -> bytes:
     """128-bit digest of a plain value."""
-    return bytes(xxhash.xxh3_128_digest(msgspec.msgpack.encode(value)))
+    try:
+        encoded = msgspec.msgpack.encode(value)
+    except OverflowError:
+        encoded = msgspec.msgpack.encode(_within_64_bits(value))
+    return bytes(xxhash.xxh3_128_digest(encoded))
 
 
 def normal_text(text: str) -> str:
@@ -249,9 +253,31 @@ def _canonical_value(value: Any) -> Any:
 def read_json(raw: msgspec.Raw | bytes) -> Any:
     """Decode JSON; lone surrogates (a harness that cuts text in UTF-16) become U+FFFD. Raises ValueError."""
     try:
-        return msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return _without_surrogates(json.loads(bytes(raw)))
+        try:
+            return msgspec.json.decode(raw)
+        except msgspec.DecodeError:
+            return _without_surrogates(json.loads(bytes(raw)))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def storable(value: Any) -> Any:
+    """The value, numbers of more than 64 bits as floats: MessagePack has no others."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError:
+        return _within_64_bits(value)
+    return value
+
+
+def _within_64_bits(value: Any) -> Any:
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return float(min(max(value, -(2**1023)), 2**1023))
+    if isinstance(value, dict):
+        return {key: _within_64_bits(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_within_64_bits(item) for item in value]
+    return value
 
 
 def _without_surrogates(value: Any) -> Any:

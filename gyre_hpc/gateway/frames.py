@@ -118,7 +118,7 @@ class AttemptOpened(msgspec.Struct, array_like=True, tag=7, frozen=True):
 
 
 class BudgetExhausted(msgspec.Struct, array_like=True, tag=8, frozen=True):
-    """A call of this attempt was refused because its budget is used up."""
+    """A call of this attempt was refused, or cut, because its budget is used up."""
 
     execution: int
     attempt: int

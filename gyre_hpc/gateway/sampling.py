@@ -62,7 +62,7 @@ class Sampler:
     async def run(self, execution: Execution, call: Call) -> None:
         """Returns with the generation complete. Raises CallLost."""
         barren = 0
-        self._judge(call, 0, None)
+        self._judge(execution, call, 0, None)
         while call.ending is None:
             call.hold()
             received = len(call.ids)
@@ -112,7 +112,7 @@ class Sampler:
         prompt = execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
         rid = f"{call.id}.{call.reroutes}."
         generated = lease.engine.generate(
-            rid, prompt, call.budget - len(call.ids), kv_key(lease.version), self._rendering.stop_ids
+            rid, prompt, self._room(execution, call), kv_key(lease.version), self._rendering.stop_ids
         )
         first = True
         async with (
@@ -198,7 +198,7 @@ class Sampler:
     def _take(self, execution: Execution, call: Call, chunk: Chunk) -> None:
         """Record the tokens of a chunk, up to a stop token or the end of the budget."""
         known = len(call.ids)
-        end = self._end(chunk.ids, call.budget - known)
+        end = self._end(chunk.ids, self._room(execution, call))
         ids, logprobs, versions = chunk.ids[:end], chunk.logprobs[:end], chunk.versions[:end]
         if ids:
             call.ids += ids
@@ -208,7 +208,12 @@ class Sampler:
                 TokensReceived(call.id, encode_int32(ids), encode_float32(logprobs), _pack_versions(versions))
             )
             self._sampled(execution, len(ids))
-        self._judge(call, known, chunk.finish)
+        self._judge(execution, call, known, chunk.finish)
+
+    def _room(self, execution: Execution, call: Call) -> int:
+        """How many more ids the call may have: its own budget, and what all calls of its execution have left."""
+        room, limit = call.budget - len(call.ids), self._settings.max_sampled_tokens
+        return min(room, max(0, limit - execution.account.tokens_sampled)) if limit else room
 
     def _end(self, ids: list[int], room: int) -> int:
         """How many of the ids belong to the call: up to a stop token, and not beyond the budget."""
@@ -217,7 +222,7 @@ class Sampler:
             return count
         return next((i + 1 for i, token in enumerate(ids[:count]) if token in self._stop_ids), count)
 
-    def _judge(self, call: Call, known: int, finish: str | None) -> None:
+    def _judge(self, execution: Execution, call: Call, known: int, finish: str | None) -> None:
         """Set `call.ending` when the generation is complete; the first `known` ids were judged before."""
         if (
             (call.stop and self._stopped(call, known))
@@ -225,7 +230,7 @@ class Sampler:
             or finish == "stop"
         ):
             call.ending = FinishReason.STOP
-        elif len(call.ids) >= call.budget or finish == "length":
+        elif finish == "length" or self._room(execution, call) < 1:
             call.ending = FinishReason.LENGTH
 
     def _stopped(self, call: Call, known: int) -> bool:

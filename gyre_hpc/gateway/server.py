@@ -1,7 +1,8 @@
 """The HTTP face of the gateway: `/x/<key>/[v1/]...`, one key per attempt as identity and credential.
 
 Generations are POST messages, chat/completions and responses; count_tokens, models and HEAD probes are answered here and leave
-no record. Serve it with `handler_cancellation=True`, so that a client that leaves is noticed at once.
+no record. A client that leaves is noticed at once (`handler_cancellation`), slow ones are bounded by the `EDGE` that serves
+the application. The key is looked at before anything of the body is read.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, RefusalKind, Reply, invalid
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.dialects.responses import OpenAIResponses
+from gyre_hpc.gateway.edge import Edge, http_log, read_body, watched
 from gyre_hpc.gateway.roles import role_hint
 
-MAX_BODY = 1 << 30
+EDGE: web.AppKey[Edge] = web.AppKey("edge", Edge)
 MODEL = "policy"
+MODEL_CHARS = 256
+"""Of the name a client gives the model: events repeat it."""
 ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), ChatCompletions(), OpenAIResponses()
 
 
 def web_app(gateway: GatewayApp) -> web.Application:
     """The routes over one gateway."""
     server = GatewayServer(gateway)
-    app = web.Application(client_max_size=MAX_BODY)
+    edge = Edge(gateway.settings.client_timeout_s)
+    app = web.Application(client_max_size=server.max_body, middlewares=[watched(edge)])
+    app[EDGE] = edge
     for version in ("/v1", ""):
         base = "/x/{key}" + version
         app.router.add_post(f"{base}/messages", server.messages)
@@ -44,11 +50,24 @@ def web_app(gateway: GatewayApp) -> web.Application:
     return app
 
 
+def gateway_runner(gateway: GatewayApp, shutdown_s: float) -> web.AppRunner:
+    """Ready to be served by `runner.app[EDGE]`. Open connections get `shutdown_s` at the end."""
+    return web.AppRunner(
+        web_app(gateway),
+        handler_cancellation=True,
+        access_log=None,
+        logger=http_log,
+        shutdown_timeout=shutdown_s,
+        auto_decompress=False,
+    )
+
+
 class GatewayServer:
     """Handlers."""
 
     def __init__(self, gateway: GatewayApp) -> None:
         self.gateway = gateway
+        self.max_body = gateway.settings.max_body_mib << 20
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, ANTHROPIC)
@@ -62,7 +81,7 @@ class GatewayServer:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         try:
             self.gateway.execution(request.match_info["key"])
-            asked = ANTHROPIC.read(await request.read(), History())
+            asked = ANTHROPIC.read(await self._body(request), History())
             prompt = self.gateway.rendering.render(asked.messages(0, len(asked.units)), asked.tools)
         except Refusal as refusal:
             return _refused(ANTHROPIC, refusal)
@@ -91,12 +110,18 @@ class GatewayServer:
         text = f"{request.method} {request.path}: not found"
         return _refused(_dialect(request), Refusal(RefusalKind.NOT_FOUND, text))
 
+    async def _body(self, request: web.Request) -> bytes:
+        return await read_body(request, self.max_body, self.gateway.settings.client_timeout_s)
+
     async def _generate(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         gateway = self.gateway
-        body = await request.read()
         try:
+            gateway.execution(request.match_info["key"])
+            body = await self._body(request)
             execution = gateway.execution(request.match_info["key"])
             asked = dialect.read(body, execution.history)
+            if len(asked.model) > MODEL_CHARS:
+                raise invalid(f"model: at most {MODEL_CHARS} characters")
             role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)
             call = gateway.call(execution, asked, role)
         except Refusal as refusal:

@@ -17,7 +17,6 @@ from dataclasses import asdict
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.engines.client import EngineClient
@@ -27,7 +26,7 @@ from gyre_hpc.gateway.call_log import CallLog, call_log_path
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
-from gyre_hpc.gateway.server import web_app
+from gyre_hpc.gateway.server import EDGE, gateway_runner
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, ExecutionId
 from gyre_hpc.transport.hosts import node_name
@@ -105,14 +104,13 @@ class Worker:
         log.info("%d open executions restored from %s", restore(self._app, logged), path)
         heed_signals(config.cluster, lambda: self._link, self._ending.set)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
-            runner = web.AppRunner(
-                web_app(self._app), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
-            )
+            runner = gateway_runner(self._app, SHUTDOWN_S)
             await runner.setup()
-            await web.SockSite(runner, self._socket, backlog=1024).start()
+            server = await runner.app[EDGE].serve(runner, self._socket)
             try:
                 await self._live(call_log)
             finally:
+                server.close()
                 await self._app.close()
                 await runner.cleanup()
                 call_log.close()

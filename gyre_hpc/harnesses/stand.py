@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import time
@@ -19,7 +20,7 @@ from gyre_hpc.gateway.call_log import CallLog, read_call_log
 from gyre_hpc.gateway.lineage import Mismatch
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Engine, Router
-from gyre_hpc.gateway.server import web_app
+from gyre_hpc.gateway.server import EDGE, gateway_runner
 from gyre_hpc.records import CallRecord, CellId, Version
 
 MODEL = "package:patchkit"
@@ -47,6 +48,7 @@ class Stand:
     log: Path
     runner: web.AppRunner
     url: str
+    server: asyncio.Server | None = None
     requests: list[Seen] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
 
@@ -68,14 +70,13 @@ class Stand:
         router.route(CellId(0), "scripted engine", 64, Version(0))
         key = secrets.token_hex(16)
         app.open_execution(EXECUTION, ATTEMPT, key)
-        site = web_app(app)
-        runner = web.AppRunner(site, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        runner = gateway_runner(app, SHUTDOWN_S)
         stand = cls(app, log, runner, "")
-        site.middlewares.append(stand._watch(f"/x/{key}"))
+        runner.app.middlewares.append(stand._watch(f"/x/{key}"))
         await runner.setup()
         listening = listening or socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        await web.SockSite(runner, listening).start()
+        stand.server = await runner.app[EDGE].serve(runner, listening)
         stand.url = f"http://127.0.0.1:{port}/x/{key}"
         return stand
 
@@ -102,6 +103,8 @@ class Stand:
 
     async def stop(self) -> None:
         """End calls and connections."""
+        if self.server is not None:
+            self.server.close()
         await self.app.close()
         await self.runner.cleanup()
         self.app.log.close()

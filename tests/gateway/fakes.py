@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,11 @@ from gyre_hpc.engines.client import Chunk, EngineAbsent, EngineUnreachable
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
+from gyre_hpc.gateway.edge import Edge
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
-from gyre_hpc.gateway.server import web_app
+from gyre_hpc.gateway.server import EDGE, gateway_runner
 from gyre_hpc.records import CallRecord, CellId, Version
 
 KEY = "k" * 32
@@ -111,9 +113,13 @@ class RunningGateway:
     runner: web.AppRunner
     url: str
     path: Path
+    edge: Edge
+    server: asyncio.Server
 
     @classmethod
-    async def start(cls, rendering: Rendering, folder: Path, **settings: Any) -> RunningGateway:
+    async def start(
+        cls, rendering: Rendering, folder: Path, *, listening: socket.socket | None = None, **settings: Any
+    ) -> RunningGateway:
         script, engines, faults = Script(rendering), {}, []
         settings = {
             "keepalive_s": 5.0,
@@ -130,12 +136,14 @@ class RunningGateway:
         app = GatewayApp(rendering, router, log, GatewayConfig(**settings), max_context)
         restore(app, logged)
         app.open_execution(7, 1, KEY)
-        runner = web.AppRunner(web_app(app), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        runner = gateway_runner(app, 0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        return cls(app, script, engines, faults, runner, f"http://127.0.0.1:{port}/x/{KEY}", path)
+        listening = listening or socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        edge = runner.app[EDGE]
+        server = await edge.serve(runner, listening)
+        url = f"http://127.0.0.1:{port}/x/{KEY}"
+        return cls(app, script, engines, faults, runner, url, path, edge, server)
 
     def engine(self, cell: int = 0, version: int = 0, **behaviour: Any) -> ScriptedEngine:
         """A routed cell with a scripted engine."""
@@ -158,6 +166,7 @@ class RunningGateway:
         return read_call_log(self.path)
 
     async def stop(self) -> None:
+        self.server.close()
         await self.app.close()
         await self.runner.cleanup()
         self.app.log.close()

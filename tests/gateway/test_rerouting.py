@@ -153,7 +153,7 @@ async def test_the_deadline_resets_the_connection_and_never_ends_it_cleanly(
     gateway = await RunningGateway.start(rendering, tmp_path, keepalive_s=0.05, call_deadline_s=0.2)
     gateway.script.answers = [ANSWER]
     gateway.engine(pause_after=2)
-    reader, writer = await asyncio.open_connection(*gateway.runner.addresses[0][:2])
+    reader, writer = await asyncio.open_connection(*gateway.server.sockets[0].getsockname())
     body = (
         b'{"model":"m","messages":[{"role":"user","content":"go"}],"stream":%s}'
         % str(stream).lower().encode()

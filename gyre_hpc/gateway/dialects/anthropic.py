@@ -34,6 +34,8 @@ from gyre_hpc.gateway.dialects.base import (
     decode_body,
     decode_message,
     invalid,
+    read_wishes,
+    text_field,
 )
 from gyre_hpc.records import FinishReason
 
@@ -41,6 +43,8 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 _STATUS = {
     RefusalKind.INVALID: (400, "invalid_request_error"),
     RefusalKind.TOO_LONG: (400, "invalid_request_error"),
+    RefusalKind.TOO_LARGE: (413, "request_too_large"),
+    RefusalKind.SLOW: (408, "invalid_request_error"),
     RefusalKind.BUDGET: (400, "invalid_request_error"),
     RefusalKind.NOT_FOUND: (404, "not_found_error"),
     RefusalKind.OVERLOADED: (529, "overloaded_error"),
@@ -102,7 +106,7 @@ class AnthropicMessages:
             max_tokens=outline.max_tokens,
             stop=tuple(outline.stop_sequences or ()),
             stream=bool(outline.stream),
-            wishes={name: read_json(raw) for name in _WISHES if (raw := getattr(outline, name))},
+            wishes=read_wishes(outline, _WISHES),
             fresh=fresh,
         )
 
@@ -233,6 +237,8 @@ def _tools(raw: msgspec.Raw, history: History) -> tuple[tuple[dict[str, Any], ..
             given = read_json(raw) if key else []
         except ValueError as error:
             raise invalid(f"tools: {error}") from error
+        if not isinstance(given or [], list):
+            raise invalid("tools: must be a list")
         tools = tuple(
             _tool(tool) for tool in given or [] if isinstance(tool, dict) and "input_schema" in tool
         )
@@ -272,12 +278,12 @@ def _assistant(blocks: list[Any]) -> Turn:
     for block in blocks:
         match block_kind(block):
             case "text":
-                text.append(block.get("text") or "")
+                text.append(text_field(block, "text"))
             case "thinking":
-                signature = block.get("signature") or ""
+                signature = text_field(block, "signature")
                 signatures.append(signature)
                 if not signature.startswith("keep:"):
-                    reasoning.append(block.get("thinking") or "")
+                    reasoning.append(text_field(block, "thinking"))
             case "tool_use":
                 arguments = msgspec.json.encode(block.get("input") or {}).decode()
                 calls.append(EchoedCall(str(block.get("id", "")), str(block.get("name", "")), arguments))
@@ -321,7 +327,7 @@ def _text(content: Any) -> str:
             raise invalid(
                 f"messages: content block of type {kind!r} is not supported: this model reads text only"
             )
-        text = block.get("text") or ""
+        text = text_field(block, "text")
         if not text.startswith(BILLING_HEADER):
             parts.append(text)
     return joined_text(parts)

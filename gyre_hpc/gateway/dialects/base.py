@@ -7,12 +7,12 @@ the generation runs, `finish` once. Everything that can be refused raises `Refus
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gyre_hpc.gateway.canonical import History, Request, ToolForm, read_json
+from gyre_hpc.gateway.canonical import History, Request, ToolForm, read_json, storable
 from gyre_hpc.gateway.rendering import ParsedAnswer
 from gyre_hpc.records import FinishReason
 
@@ -24,6 +24,10 @@ class RefusalKind(enum.StrEnum):
 
     INVALID = "invalid"
     TOO_LONG = "too_long"
+    TOO_LARGE = "too_large"
+    """More bytes than a body may have."""
+    SLOW = "slow"
+    """The body did not arrive in time."""
     BUDGET = "budget"
     NOT_FOUND = "not_found"
     OVERLOADED = "overloaded"
@@ -97,10 +101,10 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise invalid(f"request body: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         try:
             return msgspec.json.decode(msgspec.json.encode(read_json(body)), type=kind)
-        except ValueError:
+        except (ValueError, OverflowError, RecursionError):
             raise invalid(f"request body: {error}") from error
 
 
@@ -113,6 +117,36 @@ def decode_message(raw: msgspec.Raw) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid("messages: each message must be an object")
     return message
+
+
+def read_wishes(outline: msgspec.Struct, names: Sequence[str]) -> dict[str, Any]:
+    """The raw fields `names` that are there, decoded, fit for the call log. Raises Refusal naming the field."""
+    wishes: dict[str, Any] = {}
+    for name in names:
+        if raw := getattr(outline, name):
+            try:
+                wishes[name] = storable(read_json(raw))
+            except ValueError as error:
+                raise invalid(f"{name}: {error}") from error
+    return wishes
+
+
+def text_field(holder: Mapping[str, Any], name: str, where: str = "messages") -> str:
+    """A field that is a string, or absent. Raises Refusal."""
+    value = holder.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise invalid(f"{where}: {name} must be a string")
+    return value
+
+
+def list_field(holder: Mapping[str, Any], name: str, where: str = "messages") -> list[Any]:
+    """A field that is a list, or absent. Raises Refusal."""
+    value = holder.get(name)
+    if not isinstance(value or [], list):
+        raise invalid(f"{where}: {name} must be a list")
+    return value or []
 
 
 def block_kind(block: Any) -> str:

@@ -30,11 +30,16 @@ from gyre_hpc.gateway.dialects.base import (
     decode_body,
     decode_message,
     invalid,
+    list_field,
+    read_wishes,
+    text_field,
 )
 
 _STATUS = {
     RefusalKind.INVALID: (400, "invalid_request_error", "invalid_value"),
     RefusalKind.TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
+    RefusalKind.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
+    RefusalKind.SLOW: (408, "invalid_request_error", "request_timeout"),
     RefusalKind.BUDGET: (400, "invalid_request_error", "budget_exhausted"),
     RefusalKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     RefusalKind.OVERLOADED: (503, "server_error", "overloaded"),
@@ -108,7 +113,7 @@ class ChatCompletions:
             stop=(outline.stop,) if isinstance(outline.stop, str) else tuple(outline.stop or ()),
             stream=bool(outline.stream),
             include_usage=bool(options and options.include_usage),
-            wishes={name: read_json(raw) for name in _WISHES if (raw := getattr(outline, name))},
+            wishes=read_wishes(outline, _WISHES),
             fresh=fresh,
         )
 
@@ -225,6 +230,8 @@ def _tools(raw: msgspec.Raw, history: History) -> tuple[tuple[dict[str, Any], ..
             given = read_json(raw) if key else []
         except ValueError as error:
             raise invalid(f"tools: {error}") from error
+        if not isinstance(given or [], list):
+            raise invalid("tools: must be a list")
         for tool in given or []:
             if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
                 raise invalid("tools: only tools of type 'function' are supported")
@@ -236,11 +243,11 @@ def _tools(raw: msgspec.Raw, history: History) -> tuple[tuple[dict[str, Any], ..
 def read_turns(raw: msgspec.Raw) -> tuple[Turn, ...]:
     """The turn of one message. Raises Refusal for what cannot be served."""
     message = decode_message(raw)
-    role = message.get("role")
+    role = text_field(message, "role")
     text = _text(message.get("content"))
     if role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-        calls = tuple(_call(call) for call in message.get("tool_calls") or [])
+        calls = tuple(_call(call) for call in list_field(message, "tool_calls"))
         return (Turn("assistant", text, reasoning if isinstance(reasoning, str) else "", calls),)
     if role not in _ROLES:
         raise invalid(f"messages: unexpected role {role!r}")
@@ -270,5 +277,5 @@ def _text(content: Any) -> str:
             raise invalid(
                 f"messages: content part of type {kind!r} is not supported: this model reads text only"
             )
-        parts.append(part.get("text") or part.get("refusal") or "")
+        parts.append(text_field(part, "text") or text_field(part, "refusal"))
     return joined_text(parts)

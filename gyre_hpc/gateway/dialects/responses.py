@@ -28,12 +28,24 @@ from gyre_hpc.gateway.canonical import (
     read_json,
     signature_handle,
 )
-from gyre_hpc.gateway.dialects.base import Refusal, RefusalKind, Reply, block_kind, decode_body, invalid
+from gyre_hpc.gateway.dialects.base import (
+    Refusal,
+    RefusalKind,
+    Reply,
+    block_kind,
+    decode_body,
+    invalid,
+    list_field,
+    read_wishes,
+    text_field,
+)
 from gyre_hpc.gateway.dialects.responses_stream import ResponsesStream, finished_response
 
 _STATUS = {
     RefusalKind.INVALID: (400, "invalid_request_error", "invalid_value"),
     RefusalKind.TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
+    RefusalKind.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
+    RefusalKind.SLOW: (408, "invalid_request_error", "request_timeout"),
     RefusalKind.BUDGET: (400, "invalid_request_error", "budget_exhausted"),
     RefusalKind.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     RefusalKind.OVERLOADED: (503, "server_error", "server_is_overloaded"),
@@ -131,7 +143,7 @@ class OpenAIResponses:
             tools_digest=tools_digest,
             max_tokens=limit,
             stream=bool(outline.stream),
-            wishes={name: read_json(raw) for name in _WISHES if (raw := getattr(outline, name))},
+            wishes=read_wishes(outline, _WISHES),
             forms=history.forms[bytes(outline.tools)],
             fresh=fresh,
         )
@@ -246,7 +258,7 @@ def _offered(tool: Any, namespace: str = "") -> Iterator[tuple[dict[str, Any], T
     kind, name = tool.get("type"), str(tool.get("name", ""))
     shown = f"{namespace}.{name}" if namespace else name
     if kind == "namespace":
-        for inner in tool.get("tools") or []:
+        for inner in list_field(tool, "tools", "tools"):
             yield from _offered(inner, name)
     elif kind in ("function", "custom"):
         custom = kind == "custom"
@@ -329,5 +341,5 @@ def _text(content: Any) -> str:
             raise invalid(
                 f"input: content part of type {kind!r} is not supported: this model reads text only"
             )
-        parts.append(part.get("text") or part.get("refusal") or "")
+        parts.append(text_field(part, "text", "input") or text_field(part, "refusal", "input"))
     return joined_text(parts)
