@@ -247,3 +247,24 @@ async def test_a_spent_budget_is_final_and_flagged(
     assert account.budget_exhausted and account.calls == 1 and not incomplete
     assert account.tokens_sampled <= settings.get("max_sampled_tokens", 99)
     await gateway.stop()
+
+
+async def test_parallel_calls_share_one_token_budget(rendering: Rendering, tmp_path: Path) -> None:
+    """Calls that were all admitted while there was room end where the execution's budget ends, together."""
+    gateway = await RunningGateway.start(rendering, tmp_path, max_sampled_tokens=10)
+    engine = gateway.engine(pause_after=2)
+    gateway.script.answers = ["hello wide world<|im_end|>"] * 3
+    asks: Any = [[{"role": "user", "content": text}] for text in ("one", "two", "three")]
+    running = [
+        asyncio.create_task(gpt(gateway).chat.completions.create(model="m", messages=ask)) for ask in asks
+    ]
+    while len(engine.requests) < 3:
+        await asyncio.sleep(0.005)
+    engine.go.set()
+    answers = await asyncio.gather(*running)
+    records = await gateway.records()
+    account, _ = await gateway.app.close_execution(7, 1)
+    assert sum(len(record.output_ids) for record in records) == 10 == account.tokens_sampled
+    assert "length" in {answer.choices[0].finish_reason for answer in answers}
+    assert account.budget_exhausted and account.calls_lost == 0
+    await gateway.stop()
