@@ -148,8 +148,8 @@ def _services(arguments: list[str]) -> None:
     import logging
 
     from gyre_hpc.config import load_run_config
+    from gyre_hpc.launch.elsewhere.service_host import serve
     from gyre_hpc.launch.local import LocalLauncher
-    from gyre_hpc.launch.service_host import serve
     from gyre_hpc.layout import RunLayout
 
     parser = _parser("services")

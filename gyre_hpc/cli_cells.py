@@ -16,7 +16,7 @@ from rich.console import Console
 from gyre_hpc.cli_output import say
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.launch import profiles
+from gyre_hpc.launch.job import profiles
 from gyre_hpc.launch.owner import why_alive
 from gyre_hpc.layout import RunLayout
 
@@ -83,8 +83,8 @@ def _add_options_of_the_job(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(given: argparse.Namespace, layout: RunLayout, console: Console) -> None:
-    from gyre_hpc.launch import submit as slurm
-    from gyre_hpc.launch.guest_job import guest_script, request_for_guests
+    from gyre_hpc.launch.elsewhere.guest_job import guest_script, request_for_guests
+    from gyre_hpc.launch.job import submit as slurm
 
     config = _config_of_the_job(given, layout)
     request = request_for_guests(config.cluster, given.cells)
@@ -127,8 +127,8 @@ def _check_alive(layout: RunLayout) -> None:
 
 
 def _host(given: argparse.Namespace, layout: RunLayout, console: Console) -> None:
-    from gyre_hpc.launch.allocation import read_allocation
-    from gyre_hpc.launch.cell_host import CellHost
+    from gyre_hpc.launch.elsewhere.cell_host import CellHost
+    from gyre_hpc.launch.job.allocation import read_allocation
     from gyre_hpc.launch.local import LocalLauncher
     from gyre_hpc.launch.slurm import SlurmLauncher
     from gyre_hpc.transport.messages import OfferCells

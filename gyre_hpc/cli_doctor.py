@@ -11,14 +11,14 @@ from rich.console import Console
 
 from gyre_hpc.cli_output import json_line, say
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch.site import Site
+from gyre_hpc.launch.doctor.site import Site
 
 
 def doctor(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
     """`gyre doctor [--json] [--root FOLDER] [--accepted FOLDER]`; inside slurm/accept.sbatch also --accept, --inside."""
-    from gyre_hpc.launch import accept, accept_node
-    from gyre_hpc.launch import doctor as doctors
-    from gyre_hpc.launch.site import site_of
+    from gyre_hpc.launch.doctor import accept, accept_node
+    from gyre_hpc.launch.doctor import checks as doctors
+    from gyre_hpc.launch.doctor.site import site_of
 
     given = _doctor_arguments(parser, arguments)
     if given.inside:

@@ -17,9 +17,9 @@ from gyre_hpc import hydra_app
 from gyre_hpc.cli_output import say
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch import profiles
-from gyre_hpc.launch.bad_nodes import submitted_exclude
 from gyre_hpc.launch.identity import job_id, job_restarts
+from gyre_hpc.launch.job import profiles
+from gyre_hpc.launch.nodes.bad_nodes import submitted_exclude
 from gyre_hpc.layout import RunLayout
 
 Train = Callable[[RunConfig], None]
@@ -27,9 +27,9 @@ Train = Callable[[RunConfig], None]
 
 def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
     """`gyre submit OVERRIDES... [--site FILE] [--dry-run]`."""
-    from gyre_hpc.launch.request import request_for
-    from gyre_hpc.launch.service_job import request_for_services
-    from gyre_hpc.launch.submit import script_for
+    from gyre_hpc.launch.elsewhere.service_job import request_for_services
+    from gyre_hpc.launch.job.request import request_for
+    from gyre_hpc.launch.job.submit import script_for
 
     given = _parse(parser, arguments, dry_run=True)
     config, folder = _run_to_submit(given.overrides, given.site)
@@ -48,8 +48,9 @@ def submit(parser: argparse.ArgumentParser, arguments: list[str], console: Conso
 
 def _submitted(config: RunConfig, folder: RunLayout | None) -> tuple[list[str], list[str]]:
     """Submit, after a look at what would be missing; what was submitted, and the commands to watch it."""
-    from gyre_hpc.launch import service_job, staging
-    from gyre_hpc.launch import submit as slurm
+    from gyre_hpc.launch.elsewhere import service_job
+    from gyre_hpc.launch.job import staging
+    from gyre_hpc.launch.job import submit as slurm
 
     staging.check_staged(config, folder)
     slurm.check_slurm()
@@ -75,7 +76,7 @@ def _commands(job: str, log: Path, run: Path) -> list[str]:
 
 def stage(parser: argparse.ArgumentParser, arguments: list[str], console: Console) -> None:
     """`gyre stage OVERRIDES... [--site FILE]`: fetch what can be fetched; what the job will need, found or missing."""
-    from gyre_hpc.launch import staging
+    from gyre_hpc.launch.job import staging
 
     given = _parse(parser, arguments)
     config, folder = _run_to_submit(given.overrides, given.site)
@@ -114,7 +115,7 @@ def _restarted(config: RunConfig) -> RunConfig:
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError unless this process runs in a job that holds what `config` asks for."""
-    from gyre_hpc.launch.allocation import check_allocation, read_allocation, read_gres
+    from gyre_hpc.launch.job.allocation import check_allocation, read_allocation, read_gres
 
     if config.cluster.kind != "slurm":
         raise ConfigError(

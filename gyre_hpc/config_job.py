@@ -1,7 +1,7 @@
 """The `cluster.job` section: the Slurm job that `gyre submit` asks for. Read at submission only.
 
 Sizes of the cells are `cluster.cells` and `cluster.cell`; what lies here is the rest of the request. Empty text means
-that the site's default holds. `gyre_hpc.launch.request` turns both into nodes, CPUs, memory and gres.
+that the site's default holds. `gyre_hpc.launch.job.request` turns both into nodes, CPUs, memory and gres.
 """
 
 from __future__ import annotations

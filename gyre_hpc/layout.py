@@ -105,7 +105,7 @@ class RunLayout:
 
     @property
     def bad_nodes(self) -> Path:
-        """JSON list of nodes the run's next job should not be given (launch/bad_nodes.py)."""
+        """JSON list of nodes the run's next job should not be given (launch/nodes/bad_nodes.py)."""
         return self.root / "bad_nodes.json"
 
     @property

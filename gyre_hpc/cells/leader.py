@@ -3,7 +3,7 @@
 It joins the controller's link to the cell's engine process, trainer thread and region server. Heartbeats come from the
 link's own thread. The process ends on Shutdown, on a signal (`notice`), when its link breaks (a successor of the controller starts
 cells of its own), or on an error, which it reports with Goodbye; its engine ends with it in every case. After a broken link
-nothing of it is left but the watchdog of its job (`launch.watchdog`).
+nothing of it is left but the watchdog of its job (`launch.nodes.watchdog`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.config_cluster import standalone_cells
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.launch.address import settle_host
-from gyre_hpc.launch.health import check_node
-from gyre_hpc.launch.scratch import process_scratch
-from gyre_hpc.launch.watchdog import outlive, outlive_host
+from gyre_hpc.launch.nodes.health import check_node
+from gyre_hpc.launch.nodes.scratch import process_scratch
+from gyre_hpc.launch.nodes.watchdog import outlive, outlive_host
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.backends import region_server

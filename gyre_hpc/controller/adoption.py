@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.inbound import Exited, Inbound, Said
 from gyre_hpc.controller.peers import Peers
+from gyre_hpc.launch.elsewhere.services import read_service
+from gyre_hpc.launch.elsewhere.survivor import SurvivingProcess
 from gyre_hpc.launch.incarnations import OUTLIVE
-from gyre_hpc.launch.services import read_service
-from gyre_hpc.launch.survivor import SurvivingProcess
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId
 from gyre_hpc.transport.messages import Holding, PeerKind

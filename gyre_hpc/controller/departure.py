@@ -17,13 +17,13 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.ending import Cause, Ending, How, how, judge_signal, judge_step, leave_at, revised
 from gyre_hpc.controller.walltime import HOLD, RUN, Durations, Permit, permit
 from gyre_hpc.errors import ConfigError, GyreError, HandedBack, NoProgress
-from gyre_hpc.launch import lifetime
-from gyre_hpc.launch.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.identity import job_id
-from gyre_hpc.launch.lifetime import ENDING_STATES, Job, Site
-from gyre_hpc.launch.margin import SAFETY, JobRecord, needed_s, read_record, write_record
-from gyre_hpc.launch.successor import submit_successor
+from gyre_hpc.launch.job import lifetime
+from gyre_hpc.launch.job.lifetime import ENDING_STATES, Job, Site
+from gyre_hpc.launch.job.margin import SAFETY, JobRecord, needed_s, read_record, write_record
+from gyre_hpc.launch.job.successor import submit_successor
+from gyre_hpc.launch.nodes.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)

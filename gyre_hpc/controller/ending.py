@@ -21,7 +21,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gyre_hpc.launch.lifetime import ENDING_STATES, Job, Site
+from gyre_hpc.launch.job.lifetime import ENDING_STATES, Job, Site
 
 LEAVE_S: Final = 15.0
 """Seconds that remain after the checkpoint for shards, the ends of all processes, and handing back."""

@@ -18,8 +18,8 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.job_state import ENDED, job_state
-from gyre_hpc.launch.service_job import services_job, submit_services
+from gyre_hpc.launch.elsewhere.service_job import services_job, submit_services
+from gyre_hpc.launch.job.state import ENDED, job_state
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.supervision import INCURABLE
-from gyre_hpc.launch.remote import RemoteLauncher
+from gyre_hpc.launch.elsewhere.remote import RemoteLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.protocol import CellKind

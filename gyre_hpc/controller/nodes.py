@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gyre_hpc.launch.bad_nodes import BadNode, BadNodes
+from gyre_hpc.launch.nodes.bad_nodes import BadNode, BadNodes
 from gyre_hpc.launch.plan import SiteLauncher
 
 log = logging.getLogger(__name__)

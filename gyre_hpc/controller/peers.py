@@ -32,10 +32,10 @@ from gyre_hpc.controller.inbound import (
 )
 from gyre_hpc.controller.nodes import Nodes
 from gyre_hpc.errors import NoRoom
-from gyre_hpc.launch.bad_nodes import BadNodes
+from gyre_hpc.launch.elsewhere.remote import RemoteLauncher
 from gyre_hpc.launch.incarnations import LAUNCHES_PER_EPOCH, OUTLIVE, command, launch_number, number_of
+from gyre_hpc.launch.nodes.bad_nodes import BadNodes
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec, SiteLauncher
-from gyre_hpc.launch.remote import RemoteLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink
 from gyre_hpc.transport.messages import Message, PeerKind, ProcessEnded, Shutdown

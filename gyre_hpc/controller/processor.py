@@ -23,8 +23,8 @@ from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.launch.address import settle_host
-from gyre_hpc.launch.scratch import process_scratch
-from gyre_hpc.launch.watchdog import outlive
+from gyre_hpc.launch.nodes.scratch import process_scratch
+from gyre_hpc.launch.nodes.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId
 from gyre_hpc.shards.encode import Derivation, ExecutionRecord, decode

@@ -26,10 +26,10 @@ from gyre_hpc.errors import GyreError, Interrupted, MissingInput
 from gyre_hpc.executions import runner
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.address import settle_host
-from gyre_hpc.launch.broadcast import broadcast
 from gyre_hpc.launch.choice import make_launcher, may_find_leftovers, tidy_nodes
+from gyre_hpc.launch.doctor.transport_choice import check_transport, choose_transport
+from gyre_hpc.launch.job.broadcast import broadcast
 from gyre_hpc.launch.owner import acquire, release
-from gyre_hpc.launch.transport_choice import check_transport, choose_transport
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 from gyre_hpc.schedule.settings import Settings, settings_from

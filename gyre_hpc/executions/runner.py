@@ -23,10 +23,10 @@ from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.launcher import Launcher
 from gyre_hpc.executions.sandbox import choose
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.launch.elsewhere.services import record_service
 from gyre_hpc.launch.incarnations import epoch_of
-from gyre_hpc.launch.scratch import process_scratch
-from gyre_hpc.launch.services import record_service
-from gyre_hpc.launch.watchdog import outlive
+from gyre_hpc.launch.nodes.scratch import process_scratch
+from gyre_hpc.launch.nodes.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link

@@ -23,11 +23,11 @@ import uvloop
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError, MissingInput, StorageFull
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.elsewhere.services import record_service
 from gyre_hpc.launch.incarnations import epoch_of
-from gyre_hpc.launch.scratch import process_scratch
-from gyre_hpc.launch.services import record_service
+from gyre_hpc.launch.nodes.scratch import process_scratch
+from gyre_hpc.launch.nodes.watchdog import outlive
 from gyre_hpc.launch.signals import die_with_parent
-from gyre_hpc.launch.watchdog import outlive
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import whereabouts
 from gyre_hpc.transport.messages import PeerKind

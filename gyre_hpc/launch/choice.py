@@ -7,8 +7,8 @@ import sys
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch import scratch
 from gyre_hpc.launch.local import LocalLauncher
+from gyre_hpc.launch.nodes import scratch
 from gyre_hpc.launch.plan import SiteLauncher
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout

@@ -17,7 +17,7 @@ import msgspec
 from gyre_hpc.errors import CorruptRecord, RunOwned
 from gyre_hpc.files import replace_file
 from gyre_hpc.launch.identity import ProcessIdentity, job_id, job_restarts
-from gyre_hpc.launch.job_state import ENDED, job_state
+from gyre_hpc.launch.job.state import ENDED, job_state
 
 RELEASED = "released"
 """File with the epoch of the newest controller that ended in order."""

@@ -22,18 +22,18 @@ from typing import Final, Self
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, MissingInput, PeerLost
-from gyre_hpc.launch.allocation import (
+from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
+from gyre_hpc.launch.job.allocation import (
     Allocation,
     planned_steps,
     read_allocation,
     read_gres,
     with_room_kept,
 )
-from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
+from gyre_hpc.launch.job.node_copy import NodeCopy
 from gyre_hpc.launch.local import LocalProcess, spawn
-from gyre_hpc.launch.node_copy import NodeCopy
-from gyre_hpc.launch.node_states import node_states
-from gyre_hpc.launch.placement import DEFAULT_MEM_MB, Node, Placement, place, place_beside
+from gyre_hpc.launch.nodes.placement import DEFAULT_MEM_MB, Node, Placement, place, place_beside
+from gyre_hpc.launch.nodes.states import node_states
 from gyre_hpc.launch.plan import CONTROLLER, ProcessSpec
 from gyre_hpc.layout import RunLayout
 

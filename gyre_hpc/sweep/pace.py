@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gyre_hpc.launch.job_state import ENDED, job_states
+from gyre_hpc.launch.job.state import ENDED, job_states
 from gyre_hpc.sweep.manifest import Entry, Manifest
 from gyre_hpc.sweep.results import FINISHED, NOT_SUBMITTED, standings
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gyre_hpc.launch.profiles import OF_THE_JOB
+from gyre_hpc.launch.job.profiles import OF_THE_JOB
 
 NAME_LENGTH: Final = 100
 """A folder's name may have 255 bytes, and a time stamp follows."""

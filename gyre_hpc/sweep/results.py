@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch.job_state import job_states
+from gyre_hpc.launch.job.state import job_states
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.summary import Summary, summarise
 from gyre_hpc.sweep.manifest import Entry, Manifest

@@ -16,9 +16,10 @@ from typing import Final
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.controller.train import new_run
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch import profiles, service_job, staging
-from gyre_hpc.launch import submit as slurm
-from gyre_hpc.launch.job_state import FAILED, job_states
+from gyre_hpc.launch.elsewhere import service_job
+from gyre_hpc.launch.job import profiles, staging
+from gyre_hpc.launch.job import submit as slurm
+from gyre_hpc.launch.job.state import FAILED, job_states
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.sweep.manifest import Entry, Manifest
 from gyre_hpc.sweep.pace import Pace, paced

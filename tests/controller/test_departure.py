@@ -16,9 +16,9 @@ from gyre_hpc.controller.ending import Cause, How
 from gyre_hpc.controller.walltime import HOLD, RUN
 from gyre_hpc.errors import ConfigError, HandedBack, NoProgress
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.lifetime import Job, Site
-from gyre_hpc.launch.margin import read_record
-from gyre_hpc.launch.submit import Submission
+from gyre_hpc.launch.job.lifetime import Job, Site
+from gyre_hpc.launch.job.margin import read_record
+from gyre_hpc.launch.job.submit import Submission
 from gyre_hpc.layout import RunLayout
 
 

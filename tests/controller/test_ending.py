@@ -20,7 +20,7 @@ from gyre_hpc.controller.ending import (
     revised,
     save_s,
 )
-from gyre_hpc.launch.lifetime import Job, Site
+from gyre_hpc.launch.job.lifetime import Job, Site
 
 RUNNING = Job("RUNNING", start=0.0, end=1000.0)
 PREEMPTED = replace(RUNNING, preempted=100.0, end=130.0)

@@ -13,7 +13,7 @@ from gyre_hpc.controller import external as module
 from gyre_hpc.controller.external import ExternalServices
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.submit import Submission
+from gyre_hpc.launch.job.submit import Submission
 from gyre_hpc.layout import RunLayout
 
 

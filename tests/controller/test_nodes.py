@@ -10,7 +10,7 @@ import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.nodes import LOOK_S, Nodes
-from gyre_hpc.launch.bad_nodes import BadNodes
+from gyre_hpc.launch.nodes.bad_nodes import BadNodes
 from gyre_hpc.layout import RunLayout
 
 

@@ -20,8 +20,8 @@ from typing import TypeVar
 import psutil
 
 from gyre_hpc.controller.journal import AnyEntry, Happened, Outcome, StepTaken, read_journal
+from gyre_hpc.launch.elsewhere.services import read_service
 from gyre_hpc.launch.incarnations import OUTLIVE
-from gyre_hpc.launch.services import read_service
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report import metrics as m
 

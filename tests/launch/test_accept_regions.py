@@ -12,8 +12,8 @@ import pytest
 
 from gyre_hpc.bench.mpi_pair import ENVIRONMENT
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch import accept_regions
-from gyre_hpc.launch.accept_regions import (
+from gyre_hpc.launch.doctor import accept_regions
+from gyre_hpc.launch.doctor.accept_regions import (
     OWNER,
     PULLER,
     Measured,
@@ -25,8 +25,8 @@ from gyre_hpc.launch.accept_regions import (
     own,
     read_measured,
 )
-from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.site import State
+from gyre_hpc.launch.doctor.ask import Answer
+from gyre_hpc.launch.doctor.site import State
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.mpi.host import socket_path
 from gyre_hpc.transport.mpi.pair import endpoint_arguments

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.launch import bad_nodes as module
-from gyre_hpc.launch.bad_nodes import (
+from gyre_hpc.launch.nodes import bad_nodes as module
+from gyre_hpc.launch.nodes.bad_nodes import (
     BadNodes,
     excluded_nodes,
     node_states,

@@ -14,11 +14,12 @@ import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, StorageFull
-from gyre_hpc.launch import broadcast, scratch, unpack
-from gyre_hpc.launch.allocation import Allocation
-from gyre_hpc.launch.broadcast import Part, pack, parts, sbcast_command
-from gyre_hpc.launch.node_copy import NodeCopy, read_outcomes
-from gyre_hpc.launch.placement import Node
+from gyre_hpc.launch.job import broadcast, unpack
+from gyre_hpc.launch.job.allocation import Allocation
+from gyre_hpc.launch.job.broadcast import Part, pack, parts, sbcast_command
+from gyre_hpc.launch.job.node_copy import NodeCopy, read_outcomes
+from gyre_hpc.launch.nodes import scratch
+from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout

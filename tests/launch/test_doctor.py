@@ -12,8 +12,18 @@ import pytest
 
 from gyre_hpc import cli, cli_doctor
 from gyre_hpc.errors import CorruptRecord
-from gyre_hpc.launch import doctor
-from gyre_hpc.launch.site import Finding, Site, State, fault, ok, read_site, site_of, warning, write_site
+from gyre_hpc.launch.doctor import checks as doctor
+from gyre_hpc.launch.doctor.site import (
+    Finding,
+    Site,
+    State,
+    fault,
+    ok,
+    read_site,
+    site_of,
+    warning,
+    write_site,
+)
 
 FINE, POOR = ok("disk", "72 GiB"), warning("sandbox", "forbidden", "sysctl x=1")
 BROKEN = fault("network", "a to b: timed out", "open its ports")

@@ -11,10 +11,19 @@ import msgspec
 import pytest
 
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.launch import accept, accept_node, allocation
-from gyre_hpc.launch.accept_node import Card, ClockServer, Met, Report, reach, read_reports, report_node
-from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.site import Finding, State, fault, ok
+from gyre_hpc.launch.doctor import accept, accept_node
+from gyre_hpc.launch.doctor.accept_node import (
+    Card,
+    ClockServer,
+    Met,
+    Report,
+    reach,
+    read_reports,
+    report_node,
+)
+from gyre_hpc.launch.doctor.ask import Answer
+from gyre_hpc.launch.doctor.site import Finding, State, fault, ok
+from gyre_hpc.launch.job import allocation
 
 NAMES = ["a", "b", "c"]
 ENDED = Answer(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre_hpc.launch.site import Finding, Site, State, read_site
+from gyre_hpc.launch.doctor.site import Finding, Site, State, read_site
 from tests.launch.cluster import PATIENCE_S, SCRIPT, running_cluster, squeue
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]

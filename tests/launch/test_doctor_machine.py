@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyre_hpc.launch import doctor_machine as machine
-from gyre_hpc.launch import doctor_probes as probes
-from gyre_hpc.launch.doctor_ask import Answer, probe
-from gyre_hpc.launch.doctor_machine import GIB
-from gyre_hpc.launch.site import Finding, State
+from gyre_hpc.launch.doctor import machine, probes
+from gyre_hpc.launch.doctor.ask import Answer, probe
+from gyre_hpc.launch.doctor.machine import GIB
+from gyre_hpc.launch.doctor.site import Finding, State
 
 WORKS = {"fsync": "", "rename": "", "lock": "", "hdf5": ""}
 MOUNTS = """\

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.launch import doctor_ask
-from gyre_hpc.launch import doctor_slurm as slurm
-from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.doctor_probes import Mpi
-from gyre_hpc.launch.site import Finding, State
+from gyre_hpc.launch.doctor import ask as doctor_ask
+from gyre_hpc.launch.doctor import slurm
+from gyre_hpc.launch.doctor.ask import Answer
+from gyre_hpc.launch.doctor.probes import Mpi
+from gyre_hpc.launch.doctor.site import Finding, State
 
 RECORDED = Path(__file__).parent / "data" / "slurm_22_05"
 MPICH, OPEN_MPI = Mpi("MPICH Version: 5.0.2"), Mpi("Open MPI v5.0.11, package: Open MPI")

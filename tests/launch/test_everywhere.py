@@ -10,8 +10,8 @@ import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.launch import slurm
-from gyre_hpc.launch.allocation import Allocation
-from gyre_hpc.launch.placement import Node
+from gyre_hpc.launch.job.allocation import Allocation
+from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.slurm import SlurmLauncher
 
 NODES = (Node("s0", 2, 2048, 0), Node("c0", 4, 4096, 1), Node("c1", 4, 4096, 1))

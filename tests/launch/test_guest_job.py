@@ -11,7 +11,7 @@ from gyre_hpc.cli import main
 from gyre_hpc.config import save_run_config
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.hydra_app import compose
-from gyre_hpc.launch.guest_job import HOST_MEM_MB, guest_script, request_for_guests
+from gyre_hpc.launch.elsewhere.guest_job import HOST_MEM_MB, guest_script, request_for_guests
 from gyre_hpc.launch.owner import acquire
 from gyre_hpc.layout import RunLayout
 from tests.launch.test_script import NAMES, agrees

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gyre_hpc.errors import NodeUnfit
-from gyre_hpc.launch import health
-from gyre_hpc.launch.health import check_node
+from gyre_hpc.launch.nodes import health
+from gyre_hpc.launch.nodes.health import check_node
 
 
 def test_a_node_that_passes_or_is_not_asked_is_fit() -> None:

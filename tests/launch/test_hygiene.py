@@ -37,7 +37,7 @@ PDEATHSIG, CHANNEL, WAITED = (
 )
 HAND = "started by a person's command in the foreground"
 KNOWN = {
-    "launch/local.py": f"{PDEATHSIG}; one that outlives its controller ends itself (launch/watchdog.py)",
+    "launch/local.py": f"{PDEATHSIG}; one that outlives its controller ends itself (launch/nodes/watchdog.py)",
     "gateway/process.py": PDEATHSIG,
     "engines/process.py": PDEATHSIG,
     "executions/forkserver.py": PDEATHSIG,
@@ -45,11 +45,11 @@ KNOWN = {
     "executions/patchkit/files/evaluate.py": "inside a launch of the fork server, which ends with its guard",
     "executions/reference_harness/agent.py": "inside a launch of the fork server, which ends with its guard",
     "controller/freeze.py": WAITED,
-    "launch/broadcast.py": WAITED,
-    "launch/unpack.py": WAITED,
+    "launch/job/broadcast.py": WAITED,
+    "launch/job/unpack.py": WAITED,
     "launch/commands.py": WAITED,
-    "launch/doctor_ask.py": WAITED,
-    "launch/health.py": WAITED,
+    "launch/doctor/ask.py": WAITED,
+    "launch/nodes/health.py": WAITED,
     "bench/gateway.py": HAND,
     "bench/mpi_pair.py": HAND,
     "bench/regions.py": HAND,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gyre_hpc.errors import RunOwned
-from gyre_hpc.launch.job_state import FAILED, job_state, job_states, read_state
+from gyre_hpc.launch.job.state import FAILED, job_state, job_states, read_state
 from gyre_hpc.launch.owner import acquire, current_owner, owner_path
 from tests.sweep.fake_slurm import FakeSlurm
 

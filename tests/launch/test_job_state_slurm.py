@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.launch.job_state import ENDED, job_state, job_states
+from gyre_hpc.launch.job.state import ENDED, job_state, job_states
 from tests.launch.cluster import reconfigure, running_cluster
 from tests.launch.slurm_runs import until
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.launch import lifetime
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.lifetime import Job, Site, parse_job, parse_site, seconds
+from gyre_hpc.launch.job import lifetime
+from gyre_hpc.launch.job.lifetime import Job, Site, parse_job, parse_site, seconds
 
 RUNNING = (
     "JobId=8 JobName=x y=z UserId=root(0) QOS=(null) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=2"

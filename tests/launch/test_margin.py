@@ -8,8 +8,8 @@ import pytest
 
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord
-from gyre_hpc.launch.margin import JobRecord, check_margin, needed_s, read_record, write_record
-from gyre_hpc.launch.successor import continued, options_of, with_options
+from gyre_hpc.launch.job.margin import JobRecord, check_margin, needed_s, read_record, write_record
+from gyre_hpc.launch.job.successor import continued, options_of, with_options
 from gyre_hpc.layout import RunLayout
 
 REPO = Path(__file__).parents[2]

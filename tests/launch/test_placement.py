@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, NoRoom
-from gyre_hpc.launch.allocation import with_room_kept
-from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place, place_beside
+from gyre_hpc.launch.job.allocation import with_room_kept
+from gyre_hpc.launch.nodes.placement import Node, Placement, cpus_per_node, megabytes, place, place_beside
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import srun_command
 

@@ -14,7 +14,7 @@ from gyre_hpc.config import save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.choice import may_find_leftovers
-from gyre_hpc.launch.scratch import CACHES, base_folder, entered, job_folder, main
+from gyre_hpc.launch.nodes.scratch import CACHES, base_folder, entered, job_folder, main
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.region_files import make_owner_folder, run_folder
 from gyre_hpc.transport.regions import run_key
@@ -23,7 +23,7 @@ from gyre_hpc.transport.rendezvous import write_secret
 PROCESS = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
-from gyre_hpc.launch.scratch import process_scratch
+from gyre_hpc.launch.nodes.scratch import process_scratch
 with process_scratch(Path(sys.argv[1]), sys.argv[2]) as own:
     child = subprocess.check_output([sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"], text=True)
     assert Path(child.strip()) == Path(tempfile.gettempdir()) == own

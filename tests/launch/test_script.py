@@ -15,11 +15,11 @@ from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.hydra_app import compose
-from gyre_hpc.launch.placement import Placement
+from gyre_hpc.launch.job.profiles import site_overrides
+from gyre_hpc.launch.job.request import request_for
+from gyre_hpc.launch.job.script import Names, render
+from gyre_hpc.launch.nodes.placement import Placement
 from gyre_hpc.launch.plan import ProcessSpec
-from gyre_hpc.launch.profiles import site_overrides
-from gyre_hpc.launch.request import request_for
-from gyre_hpc.launch.script import Names, render
 from gyre_hpc.launch.slurm import contained, srun_command
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"

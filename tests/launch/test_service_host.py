@@ -14,9 +14,9 @@ import pytest
 
 from gyre_hpc import models
 from gyre_hpc.config import RunConfig, save_run_config
+from gyre_hpc.launch.elsewhere.services import read_service
 from gyre_hpc.launch.incarnations import INCARNATIONS_PER_LAUNCH, LAUNCHES_PER_EPOCH
 from gyre_hpc.launch.owner import RELEASED
-from gyre_hpc.launch.services import read_service
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
 from gyre_hpc.transport.messages import Holding, PeerKind, Shutdown

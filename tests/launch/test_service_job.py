@@ -12,8 +12,8 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.config_checks import validate
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.request import request_for
-from gyre_hpc.launch.service_job import request_for_services
+from gyre_hpc.launch.elsewhere.service_job import request_for_services
+from gyre_hpc.launch.job.request import request_for
 
 RUN = ["experiment=quickstart", "cluster=slurm_external", "trust_tasks=true"]
 

@@ -19,14 +19,14 @@ from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch import slurm
-from gyre_hpc.launch.allocation import Allocation
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.placement import Node
+from gyre_hpc.launch.job.allocation import Allocation
+from gyre_hpc.launch.job.successor import submit_successor
+from gyre_hpc.launch.nodes.placement import Node
+from gyre_hpc.launch.nodes.scratch import job_folder
 from gyre_hpc.launch.plan import ProcessSpec
-from gyre_hpc.launch.scratch import job_folder
 from gyre_hpc.launch.slurm import NODE_LOST, SlurmLauncher, SlurmStep
-from gyre_hpc.launch.successor import submit_successor
 from gyre_hpc.layout import RunLayout
 from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
 
@@ -171,7 +171,7 @@ async def test_every_node_is_tidied_beside_what_runs_there(launcher: SlurmLaunch
     save_run_config(compose([f"cluster.scratch={base}"]), layout.root)
     left = job_folder(str(base), layout, {"SLURM_JOB_ID": step._job})
     (left / "cell-3").mkdir(parents=True)
-    command = [sys.executable, "-m", "gyre_hpc.launch.scratch", "--run", str(layout.root)]
+    command = [sys.executable, "-m", "gyre_hpc.launch.nodes.scratch", "--run", str(layout.root)]
     await launcher.everywhere(command, tmp_path / "log")
     assert list(base.iterdir()) == [] and step.poll() is None
     await step.terminate(PATIENCE_S)

@@ -11,7 +11,7 @@ from gyre_hpc import models
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.hydra_app import compose
-from gyre_hpc.launch import staging
+from gyre_hpc.launch.job import staging
 from gyre_hpc.layout import RunLayout
 
 

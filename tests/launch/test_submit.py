@@ -19,7 +19,7 @@ from gyre_hpc.cli import main
 from gyre_hpc.config import load_run_config, save_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.hydra_app import compose
-from gyre_hpc.launch.profiles import resubmitted, site_overrides
+from gyre_hpc.launch.job.profiles import resubmitted, site_overrides
 
 QUICKSTART = ["experiment=quickstart", "cluster=devcluster"]
 SITE = Path(__file__).parents[2] / "slurm" / "sites" / "example.yaml"
@@ -70,7 +70,7 @@ def test_without_slurm_nothing_is_left_behind(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("gyre_hpc.launch.staging.check_staged", lambda *given: None)
+    monkeypatch.setattr("gyre_hpc.launch.job.staging.check_staged", lambda *given: None)
     code, _, err = say("submit", *QUICKSTART, f"root={tmp_path}/runs")
     assert code == 2 and "--dry-run" in err
     assert list(tmp_path.iterdir()) == []

@@ -12,11 +12,11 @@ from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.config_service import ServiceConfig, StepConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch import allocation
-from gyre_hpc.launch.allocation import Allocation, check_allocation, read_allocation
-from gyre_hpc.launch.gres import gres_counts, times
-from gyre_hpc.launch.placement import Node
-from gyre_hpc.launch.request import Component, request_for, service_room, spread
+from gyre_hpc.launch.job import allocation
+from gyre_hpc.launch.job.allocation import Allocation, check_allocation, read_allocation
+from gyre_hpc.launch.job.request import Component, request_for, service_room, spread
+from gyre_hpc.launch.nodes.gres import gres_counts, times
+from gyre_hpc.launch.nodes.placement import Node
 
 
 def slurm(**changes: object) -> ClusterConfig:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.launch.allocation import Allocation
-from gyre_hpc.launch.placement import Node
+from gyre_hpc.launch.job.allocation import Allocation
+from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher
 from tests.launch.cluster import PATIENCE_S, dev_cluster, running_cluster, squeue

@@ -12,9 +12,9 @@ import msgspec
 import psutil
 import pytest
 
+from gyre_hpc.launch.elsewhere.services import read_service, record_service
+from gyre_hpc.launch.elsewhere.survivor import UNKNOWN_CODE, SurvivingProcess
 from gyre_hpc.launch.identity import ProcessIdentity
-from gyre_hpc.launch.services import read_service, record_service
-from gyre_hpc.launch.survivor import UNKNOWN_CODE, SurvivingProcess
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.messages import PeerKind
 

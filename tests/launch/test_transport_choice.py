@@ -8,8 +8,8 @@ import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig, TransportConfig, load_run_config, save_run_config
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.site import FILE_NAME, site_of, write_site
-from gyre_hpc.launch.transport_choice import check_transport, choose_transport
+from gyre_hpc.launch.doctor.site import FILE_NAME, site_of, write_site
+from gyre_hpc.launch.doctor.transport_choice import check_transport, choose_transport
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import nixl_agent
 

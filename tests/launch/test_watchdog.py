@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from gyre_hpc.config import ModelConfig, RunConfig, save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.launch import bad_nodes, watchdog
+from gyre_hpc.launch.nodes import bad_nodes, watchdog
+from gyre_hpc.launch.nodes.watchdog import ALIVE, JobNow, Verdict, judge, outlive, outlive_host
 from gyre_hpc.launch.owner import acquire
-from gyre_hpc.launch.watchdog import ALIVE, JobNow, Verdict, judge, outlive, outlive_host
 from gyre_hpc.layout import RunLayout
 
 hosts = st.sampled_from(["n0", "n1", "n2", "n/a"])

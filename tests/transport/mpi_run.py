@@ -20,7 +20,7 @@ from gyre_hpc.config import RunConfig, TransportConfig
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.channels import ABOUT_CHANNELS, Channels
 from gyre_hpc.controller.peers import Peer
-from gyre_hpc.launch.allocation import read_allocation
+from gyre_hpc.launch.job.allocation import read_allocation
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout

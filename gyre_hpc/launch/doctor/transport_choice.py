@@ -9,7 +9,7 @@ from __future__ import annotations
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import ConfigError, CorruptRecord
 from gyre_hpc.files import replace_file
-from gyre_hpc.launch.site import FILE_NAME, read_site
+from gyre_hpc.launch.doctor.site import FILE_NAME, read_site
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import nixl_agent
 

@@ -22,7 +22,7 @@ from gyre_hpc.errors import GyreError, MissingInput
 from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.tasks import task_source
 from gyre_hpc.harnesses.packages import install, prefix_of
-from gyre_hpc.launch.broadcast import parts
+from gyre_hpc.launch.job.broadcast import parts
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.training.replay import FILE_NAME
 

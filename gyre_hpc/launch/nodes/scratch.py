@@ -5,7 +5,7 @@
 
 JIT caches on a home directory of NFS have stopped whole jobs (stale file handles). Regions lie beside it in memory
 (`transport.region_files`). What a killed process left goes with the job: at its end, and when it starts again after a requeue,
-`python -m gyre_hpc.launch.scratch --run RUN` on every node removes both. A base that a node lacks is passed over.
+`python -m gyre_hpc.launch.nodes.scratch --run RUN` on every node removes both. A base that a node lacks is passed over.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def remove(cluster: ClusterConfig, layout: RunLayout) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.scratch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.nodes.scratch", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="run folder")
     layout = RunLayout(parser.parse_args(argv).run)
     remove(load_run_config(layout.root).cluster, layout)

@@ -1,6 +1,6 @@
 """Two nodes of the acceptance job: how fast a region comes from one to the other by each way; and what that means for runs.
 
-`python -m gyre_hpc.launch.accept_regions FOLDER OWNER PULLER`, one task on each node: the owner publishes a region and
+`python -m gyre_hpc.launch.doctor.accept_regions FOLDER OWNER PULLER`, one task on each node: the owner publishes a region and
 writes its manifest into the shared folder, the puller pulls it several times by each way, checksums and all, and writes
 what it measured. `choose` names the best way that passed: not what is installed, but what moved bytes.
 """
@@ -22,8 +22,8 @@ import numpy as np
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.files import replace_file
-from gyre_hpc.launch.doctor_ask import Answer
-from gyre_hpc.launch.site import Finding, ok, warning
+from gyre_hpc.launch.doctor.ask import Answer
+from gyre_hpc.launch.doctor.site import Finding, ok, warning
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport import nixl_agent
 from gyre_hpc.transport.backend import Backend
@@ -248,7 +248,9 @@ def _bytes(path: Path) -> bytes | None:
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
     """Owner or puller, by this task's node; exit code 1 says that the other did not come."""
-    parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.accept_regions", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m gyre_hpc.launch.doctor.accept_regions", description=__doc__
+    )
     parser.add_argument("folder", type=Path, help="the meeting's folder; holds the secret")
     parser.add_argument("owner", help="name of the node that owns the region")
     parser.add_argument("puller", help="name of the node that pulls it")

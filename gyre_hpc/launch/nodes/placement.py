@@ -20,7 +20,7 @@ from itertools import starmap
 from typing import Final
 
 from gyre_hpc.errors import ConfigError, NoRoom
-from gyre_hpc.launch.gres import gres_counts, held
+from gyre_hpc.launch.nodes.gres import gres_counts, held
 from gyre_hpc.launch.plan import ProcessSpec
 
 DEFAULT_MEM_MB: Final = 1024

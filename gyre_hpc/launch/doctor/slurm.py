@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gyre_hpc.launch.doctor_ask import Answer, ask
-from gyre_hpc.launch.doctor_machine import mpi_library
-from gyre_hpc.launch.doctor_probes import Mpi
-from gyre_hpc.launch.site import Finding, fault, ok, warning
+from gyre_hpc.launch.doctor.ask import Answer, ask
+from gyre_hpc.launch.doctor.machine import mpi_library
+from gyre_hpc.launch.doctor.probes import Mpi
+from gyre_hpc.launch.doctor.site import Finding, fault, ok, warning
 
 NEEDED: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 LEAST_VERSION: Final = (20, 11, 3)

@@ -21,8 +21,8 @@ from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.files import replace_file
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
-from gyre_hpc.launch.node_states import USABLE, node_states
-from gyre_hpc.launch.request import request_for
+from gyre_hpc.launch.job.request import request_for
+from gyre_hpc.launch.nodes.states import USABLE, node_states
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)

@@ -19,14 +19,21 @@ from typing import Final
 import msgspec
 
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.launch.accept_node import Met, Report, read_reports
-from gyre_hpc.launch.accept_regions import OWNER, PULLER, Measured, choose, judge_regions, read_measured
-from gyre_hpc.launch.allocation import read_allocation
-from gyre_hpc.launch.doctor_ask import Answer, ask
-from gyre_hpc.launch.doctor_machine import mpi_library
-from gyre_hpc.launch.doctor_probes import World
-from gyre_hpc.launch.doctor_slurm import plugins_of, wanted_plugins
-from gyre_hpc.launch.site import EVERY, Finding, Site, fault, ok, site_of, warning, write_site
+from gyre_hpc.launch.doctor.accept_node import Met, Report, read_reports
+from gyre_hpc.launch.doctor.accept_regions import (
+    OWNER,
+    PULLER,
+    Measured,
+    choose,
+    judge_regions,
+    read_measured,
+)
+from gyre_hpc.launch.doctor.ask import Answer, ask
+from gyre_hpc.launch.doctor.machine import mpi_library
+from gyre_hpc.launch.doctor.probes import World
+from gyre_hpc.launch.doctor.site import EVERY, Finding, Site, fault, ok, site_of, warning, write_site
+from gyre_hpc.launch.doctor.slurm import plugins_of, wanted_plugins
+from gyre_hpc.launch.job.allocation import read_allocation
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.mpi.host import socket_path
 from gyre_hpc.transport.mpi.pair import endpoint_arguments
@@ -81,7 +88,7 @@ def _regions(job: str, names: Sequence[str], meeting: Path) -> tuple[Measured | 
     if len(names) < 2:
         return None, []
     key, plugin = run_key(write_secret(RunLayout(meeting))), _plugin()
-    task = [sys.executable, "-m", "gyre_hpc.launch.accept_regions", str(meeting), *names[:2]]
+    task = [sys.executable, "-m", "gyre_hpc.launch.doctor.accept_regions", str(meeting), *names[:2]]
     steps = [[*srun(job, 2, "none"), f"--nodelist={names[0]},{names[1]}", *task]]
     if plugin:
         steps[0].append("--mpi")
@@ -220,7 +227,7 @@ def _mpi(job: str, tasks: int) -> list[Finding]:
         return [
             warning("mpi world", f"{library.library}: no plugin of srun fits", "see gyre doctor, mpi library")
         ]
-    world = [sys.executable, "-m", "gyre_hpc.launch.doctor_probes", "world"]
+    world = [sys.executable, "-m", "gyre_hpc.launch.doctor.probes", "world"]
     return [judge_world(ask(*srun(job, tasks, plugin), *world, deadline_s=WORLD_S), tasks, plugin)]
 
 

@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.launch import doctor_machine as machine
-from gyre_hpc.launch import doctor_slurm as slurm
-from gyre_hpc.launch.doctor_ask import probe
-from gyre_hpc.launch.doctor_probes import Accepted
-from gyre_hpc.launch.site import Finding, Site, State, fault, ok, warning
+from gyre_hpc.launch.doctor import machine, slurm
+from gyre_hpc.launch.doctor.ask import probe
+from gyre_hpc.launch.doctor.probes import Accepted
+from gyre_hpc.launch.doctor.site import Finding, Site, State, fault, ok, warning
 
 Check = Callable[[], Sequence[Finding]]
 ACCEPT: Final = "sbatch -N2 slurm/accept.sbatch"

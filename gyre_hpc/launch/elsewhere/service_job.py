@@ -14,11 +14,11 @@ from typing import Final
 from gyre_hpc.config import RunConfig
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.files import replace_file
-from gyre_hpc.launch.job_state import ENDED, job_state
-from gyre_hpc.launch.placement import megabytes
-from gyre_hpc.launch.request import EXTERNAL, Component, JobRequest
-from gyre_hpc.launch.script import Names, render
-from gyre_hpc.launch.submit import Submission, submit, submit_run
+from gyre_hpc.launch.job.request import EXTERNAL, Component, JobRequest
+from gyre_hpc.launch.job.script import Names, render
+from gyre_hpc.launch.job.state import ENDED, job_state
+from gyre_hpc.launch.job.submit import Submission, submit, submit_run
+from gyre_hpc.launch.nodes.placement import megabytes
 from gyre_hpc.layout import RunLayout
 
 HOST_MEM_MB: Final = 256

@@ -21,10 +21,10 @@ from submitit.slurm.slurm import SlurmExecutor
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.margin import check_margin
+from gyre_hpc.launch.job.margin import check_margin
+from gyre_hpc.launch.job.request import request_for
+from gyre_hpc.launch.job.script import Names, render
 from gyre_hpc.launch.plan import child_environment
-from gyre_hpc.launch.request import request_for
-from gyre_hpc.launch.script import Names, render
 from gyre_hpc.layout import RunLayout
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.request import Component, JobRequest
+from gyre_hpc.launch.job.request import Component, JobRequest
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """A compute node without a network must fail at once, not after a time-out."""

@@ -1,4 +1,4 @@
-"""What `gyre doctor` tries out in a child process: `python -m gyre_hpc.launch.doctor_probes NAME [ARGUMENT]`.
+"""What `gyre doctor` tries out in a child process: `python -m gyre_hpc.launch.doctor.probes NAME [ARGUMENT]`.
 
 Each probe prints one JSON object, the struct of its name; a probe that cannot end normally is ended or judged by its
 parent (`doctor_ask`). Judging what was found is not done here.
@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from gyre_hpc.errors import CorruptRecord
-from gyre_hpc.launch.site import Site, read_site
+from gyre_hpc.launch.doctor.site import Site, read_site
 
 
 class Torch(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ import xxhash
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.files import replace_file
 from gyre_hpc.launch.address import node_address
-from gyre_hpc.launch.site import Finding
+from gyre_hpc.launch.doctor.site import Finding
 
 T = TypeVar("T")
 MEET_S: Final = 60.0

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError, NoRoom
 from gyre_hpc.launch.commands import SlurmCommandFailed, hostnames, query
-from gyre_hpc.launch.gres import gres_counts, held
-from gyre_hpc.launch.placement import Node, Placement, cpus_per_node, megabytes, place
+from gyre_hpc.launch.job.request import cpus_of, service_room
+from gyre_hpc.launch.nodes.gres import gres_counts, held
+from gyre_hpc.launch.nodes.placement import Node, Placement, cpus_per_node, megabytes, place
 from gyre_hpc.launch.plan import ProcessSpec
-from gyre_hpc.launch.request import cpus_of, service_room
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How `gyre doctor` asks: a command with a deadline. Nothing raises, nothing hangs: no answer is an answer.
 
 What may block or crash the process that tries it (a file system whose server is gone, a broken device library) is asked
-of a child Python, `gyre_hpc.launch.doctor_probes`. A child that cannot even be killed is left behind.
+of a child Python, `gyre_hpc.launch.doctor.probes`. A child that cannot even be killed is left behind.
 """
 
 from __future__ import annotations
@@ -78,4 +78,4 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def probe(name: str, *arguments: str, deadline_s: float = PROBE_S) -> Answer:
     """What a child Python says of `name`, as JSON in `out`."""
-    return ask(sys.executable, "-m", "gyre_hpc.launch.doctor_probes", name, *arguments, deadline_s=deadline_s)
+    return ask(sys.executable, "-m", "gyre_hpc.launch.doctor.probes", name, *arguments, deadline_s=deadline_s)

@@ -14,8 +14,8 @@ from typing import Final
 
 from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.gres import times
-from gyre_hpc.launch.placement import megabytes
+from gyre_hpc.launch.nodes.gres import times
+from gyre_hpc.launch.nodes.placement import megabytes
 
 SERVICES: Final = "controller, gateway, runner, processor"
 EXTERNAL: Final = ("gateway", "runner")

@@ -14,9 +14,9 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.launch.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.launch.commands import query
-from gyre_hpc.launch.submit import Submission, submit
+from gyre_hpc.launch.job.submit import Submission, submit
+from gyre_hpc.launch.nodes.bad_nodes import keep_bad_nodes_from
 from gyre_hpc.layout import RunLayout
 
 log = logging.getLogger(__name__)

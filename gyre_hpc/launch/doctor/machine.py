@@ -1,6 +1,6 @@
 """What this machine can do: Python and packages, torch, run folder, sandbox, limits, environment, container programs.
 
-Checks ask (`doctor_ask`), judges decide and are pure. Called by `gyre_hpc.launch.doctor`, on the login node as inside a job.
+Checks ask (`doctor_ask`), judges decide and are pure. Called by `gyre_hpc.launch.doctor.checks`, on the login node as inside a job.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 import msgspec
 from packaging.requirements import Requirement
 
-from gyre_hpc.launch.doctor_ask import Answer, ask, probe
-from gyre_hpc.launch.doctor_probes import Mpi, Sandbox, Storage, Torch
+from gyre_hpc.launch.doctor.ask import Answer, ask, probe
+from gyre_hpc.launch.doctor.probes import Mpi, Sandbox, Storage, Torch
+from gyre_hpc.launch.doctor.site import Finding, fault, ok, warning
 from gyre_hpc.launch.plan import KEPT, SCRUBBED
-from gyre_hpc.launch.site import Finding, fault, ok, warning
 
 T = TypeVar("T")
 GIB: Final = 1 << 30

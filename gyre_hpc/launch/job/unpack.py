@@ -1,4 +1,4 @@
-"""On a node: unpack what the batch node packed. `python -m gyre_hpc.launch.unpack ARCHIVE SENT TARGET ...` (standard library only).
+"""On a node: unpack what the batch node packed. `python -m gyre_hpc.launch.job.unpack ARCHIVE SENT TARGET ...` (standard library only).
 
 Of each three: SENT (the file that sbcast left here) is unpacked if it is as long as ARCHIVE (in the run folder), else
 ARCHIVE itself is. TARGET appears whole, by a rename. Prints `unpacked NODE ok`, or why not, and ends with 0 either way:

@@ -23,9 +23,10 @@ from typing import Final
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput, StorageFull
-from gyre_hpc.launch import scratch, unpack
+from gyre_hpc.launch.job import unpack
+from gyre_hpc.launch.job.node_copy import NodeCopy, read_outcomes
 from gyre_hpc.launch.local import LocalProcess, spawn
-from gyre_hpc.launch.node_copy import NodeCopy, read_outcomes
+from gyre_hpc.launch.nodes import scratch
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout
@@ -35,7 +36,7 @@ LIMIT_S: Final = unpack.LIMIT_S
 """Longest wait for each of packing, sending and unpacking: an environment of 10 GiB at 12 MiB/s."""
 TAR_CHANGED: Final = 1
 """GNU tar: a file changed while it was read. Other processes write compiled modules; nothing else may change there."""
-PACKAGE_ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
 """Where gyre_hpc is imported from: RUN/package in a submitted job."""
 
 

@@ -27,10 +27,10 @@ from typing import Final
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
-from gyre_hpc.launch.bad_nodes import BadNodes, keep_bad_nodes_from
 from gyre_hpc.launch.commands import hostnames, query
 from gyre_hpc.launch.identity import job_id
-from gyre_hpc.launch.lifetime import ask_job
+from gyre_hpc.launch.job.lifetime import ask_job
+from gyre_hpc.launch.nodes.bad_nodes import BadNodes, keep_bad_nodes_from
 from gyre_hpc.launch.owner import Owner, owner_path, read_owner
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name

@@ -14,8 +14,8 @@ from typing import Final
 from gyre_hpc.config import RunConfig
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.launch.request import JobRequest, request_for_cells
-from gyre_hpc.launch.script import Names, render
+from gyre_hpc.launch.job.request import JobRequest, request_for_cells
+from gyre_hpc.launch.job.script import Names, render
 from gyre_hpc.layout import RunLayout
 
 HOST_MEM_MB: Final = 512
