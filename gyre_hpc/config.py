@@ -52,6 +52,9 @@ class EngineConfig:
     """Executions one cell serves at the same time (C_e)."""
     threads: int = 1
     """Torch threads of the engine process."""
+    kv_policy: str = "strict"
+    """`strict`: KV of other weights is never used; a publication cuts running calls and they go on under the new version's
+    pages. `keep_execution`: an execution keeps its pages over publications, and its running calls go on uncut."""
     kv_store_mib: int = 256
     """Host memory of a cell for KV pages that move to another one, in MiB; 0 = a moved call is prefilled again."""
     start_timeout_s: float = 300.0
@@ -186,6 +189,8 @@ class GatewayConfig:
     """Seconds a call may take before its connection is reset and the execution marked infrastructure."""
     drain_s: float = 2.0
     """Seconds running calls get to finish when their cell leaves, before they are cut and moved."""
+    kv_move_s: float = 10.0
+    """Seconds the KV pages of a call may take from its cell to the next before it goes on without them; 0 = they never move."""
     max_calls: int = 0
     """Model calls allowed per execution; 0 = unlimited. Beyond it calls are refused."""
     max_sampled_tokens: int = 0

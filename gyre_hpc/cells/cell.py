@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gyre_hpc.cells.engine_host import EngineHost, Phases, timed
+from gyre_hpc.cells.engine_host import EngineHost
 from gyre_hpc.cells.roles import CellRole, RoleMachine
+from gyre_hpc.cells.steps import Phases, step_done, timed, within
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, ProtocolViolation
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import Version
+from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import Role
 from gyre_hpc.trajectories.micro_steps import MicroStep
 from gyre_hpc.transport.messages import (
@@ -62,6 +63,10 @@ from gyre_hpc.transport.regions import PullFailed, RegionServer
 log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 WEIGHTS_NAME = "policy"
+RELEASE_S = 150.0
+"""Seconds in which the engine must have given its memory back."""
+TRAINER_S = 600.0
+"""Seconds in which the trainer must have taken its memory, loaded a snapshot, or given its memory back."""
 SERVES_WEIGHTS = (CellRole.STARTING, CellRole.ROLLOUT, CellRole.TRAINING)
 """Roles from which an engine may be told to serve."""
 
@@ -94,7 +99,11 @@ class Cell:
         engine: EngineHost,
         trainer: TrainerHost,
         regions: RegionServer,
+        id: CellId,
     ) -> None:
+        self.id = id
+        self.port = ""
+        """Address of the cell's page port."""
         self._config, self._layout, self._send = config, layout, send
         self._engine, self._trainer, self._regions = engine, trainer, regions
         self._machine = RoleMachine()
@@ -155,9 +164,9 @@ class Cell:
 
     async def _become_trainer(self, message: BecomeTrainer) -> None:
         self._machine.to(CellRole.SWITCHING_TO_TRAINING)
-        phases: Phases = {}
+        phases = self._phases(message.serial)
         try:
-            with timed(phases, "release"):
+            async with within(phases, "release", RELEASE_S):
                 await self._engine.release()
         except GyreError as error:
             self._fail(CellRole.BLOCKED, error)
@@ -173,26 +182,24 @@ class Cell:
         await self._take_up_work()
 
     async def _take_training_memory(self, message: BecomeTrainer, phases: Phases) -> None:
-        with timed(phases, "restore"):
+        async with within(phases, "restore", TRAINER_S):
             await self._trainer.enter()
         if message.weights is None or message.core:
             return
         try:
-            with timed(phases, "pull"):
-                arrays = await self._pull(message.weights)
+            arrays = await self._pull_weights(message.weights, phases)
         except PullFailed as error:
             log.warning("training starts with version %d: %s", self._trainer.version, error)
             return
-        with timed(phases, "load"):
+        async with within(phases, "load", TRAINER_S):
             await self._trainer.load_weights(arrays, Version(message.weights.version))
 
     async def _become_engine(self, message: BecomeEngine) -> None:
         self._machine.require(*SERVES_WEIGHTS, action=f"serve version {message.version}")
         was_training = self.role is CellRole.TRAINING
-        phases: Phases = {}
+        phases = self._phases(message.serial)
         try:
-            with timed(phases, "pull"):
-                arrays = await self._pull(message.weights)
+            arrays = await self._pull_weights(message.weights, phases)
         except PullFailed as error:
             log.warning("still %s: %s", self.role, error)
             self._send(SwitchPostponed(str(error), message.serial))
@@ -200,7 +207,7 @@ class Cell:
         self._machine.to(CellRole.SWITCHING_TO_ROLLOUT)
         try:
             if was_training:
-                with timed(phases, "offload"):
+                async with within(phases, "offload", TRAINER_S):
                     await self._leave_training()
             await self._engine.serve(message.version, arrays, phases)
         except GyreError as error:
@@ -214,7 +221,7 @@ class Cell:
         if self.role is not CellRole.ROLLOUT or self._engine.alive:
             return
         self._machine.to(CellRole.SWITCHING_TO_ROLLOUT)
-        phases: Phases = {}
+        phases = self._phases(self._served_as)
         try:
             version = await self._engine.serve_again(phases)
         except GyreError as error:
@@ -231,7 +238,19 @@ class Cell:
 
     def _serving(self, version: Version, phases: Phases) -> None:
         self._machine.to(CellRole.ROLLOUT)
-        self._switched(CellSwitched(Role.ROLLOUT, version, self._engine.address, phases, self._served_as))
+        self._switched(
+            CellSwitched(Role.ROLLOUT, version, self._engine.address, phases, self._served_as, self.port)
+        )
+
+    def _phases(self, serial: Serial) -> Phases:
+        """Steps of the switch `serial`, told to the controller as they end."""
+        return Phases(lambda step: self._send(step_done(self.id, serial, step)))
+
+    async def _pull_weights(self, manifest: Manifest, phases: Phases) -> dict[str, Array]:
+        with timed(phases, "pull"):
+            arrays = await self._pull(manifest)
+            phases.moved("pull", sum(array.nbytes for array in arrays.values()))
+            return arrays
 
     def _switched(self, message: CellSwitched) -> None:
         times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in message.phases.items())

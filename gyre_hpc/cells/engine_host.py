@@ -14,19 +14,24 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy.typing as npt
 
-from gyre_hpc.config import RunConfig
+from gyre_hpc.cells.steps import Phases, timed, within
+from gyre_hpc.config import EngineConfig, RunConfig
 from gyre_hpc.engines.client import EngineClient, EngineRefused, EngineUnreachable
 from gyre_hpc.engines.process import EngineProcess
+from gyre_hpc.engines.sglang.arguments import layout_seed
+from gyre_hpc.engines.sglang.exports import written_through
 from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
+from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
 from gyre_hpc.errors import CorruptRecord, GyreError
+from gyre_hpc.kv.page_store import PageStore
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.transport.hosts import own_address
@@ -37,24 +42,22 @@ log = logging.getLogger(__name__)
 IDLE_S = 60.0
 """Seconds in which a paused engine must have ended whatever it does."""
 IDLE_POLL_S = 0.05
-Phases = dict[str, float]
-"""Seconds by name of a switch's phase."""
-
-
-@contextlib.contextmanager
-def timed(phases: Phases, name: str) -> Iterator[None]:
-    """Add the block's duration to `phases[name]`."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        phases[name] = phases.get(name, 0.0) + time.monotonic() - began
+WRITE_S = 300.0
+"""Seconds in which the weights must lie in the engine's folder."""
 
 
 def engine_seed(run_seed: int, cell: CellId, incarnation: int, start: int) -> int:
     """Seed of an engine's `start`-th start: 32 bits (all that torch's CPU generator uses), hashed from its identity."""
     identity = f"{run_seed}:{cell}:{incarnation}:{start}".encode()
     return int.from_bytes(hashlib.sha256(identity).digest()[:4], "big")
+
+
+def page_store(config: EngineConfig, scratch: Path) -> PageStore | None:
+    """Where the cell's KV pages lie; None if they stay in the engine."""
+    if not config.kv_store_mib:
+        return None
+    shared = config.sglang.kv_folder if config.kind == SglangProcess.KIND else ""
+    return PageStore(Path(shared) if shared else scratch / "kv", config.kv_store_mib << 20)
 
 
 class EngineHost:
@@ -68,13 +71,16 @@ class EngineHost:
         incarnation: int,
         log_folder: Path,
         scratch: Path,
+        store: PageStore | None = None,
     ) -> None:
         self._layout = layout
         self._token = engine_token(read_secret(layout))
         self._identity = (config.seed, cell, incarnation)
         self._starts = 0
         self._scratch = scratch
+        self._store = store
         self._process = self._make_process(config, log_folder / f"engine-{cell}.{incarnation}.log")
+        self._keeps_calls = config.engine.kv_policy == "keep_execution"
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
         self._released = False
@@ -87,10 +93,17 @@ class EngineHost:
 
     def _make_process(self, config: RunConfig, log_path: Path) -> EngineProcess:
         engine, model, context = config.engine, self._layout.model, config.model.max_context
-        host = own_address(config.cluster.host)
-        if engine.kind == SglangProcess.KIND:
-            return SglangProcess(engine, model, Version(0), log_path, context, host=host, token=self._token)
-        return EngineProcess(engine, model, Version(0), log_path, context, host=host, token=self._token)
+        kind = SglangProcess if engine.kind == SglangProcess.KIND else EngineProcess
+        return kind(
+            engine,
+            model,
+            Version(0),
+            log_path,
+            context,
+            host=own_address(config.cluster.host),
+            token=self._token,
+            kv_store=None if self._store is None else self._store.folder,
+        )
 
     @property
     def pid(self) -> int | None:
@@ -149,7 +162,7 @@ class EngineHost:
     async def serve(self, version: Version, arrays: Mapping[str, npt.NDArray[Any]], phases: Phases) -> None:
         """Load and confirm these weights as `version`, starting the engine if it is dead."""
         folder = self._scratch / f"weights-v{version:06d}"
-        with timed(phases, "write"):
+        async with within(phases, "write", WRITE_S):
             digest = await asyncio.to_thread(self._write, folder, arrays)
         older = self._served
         self._served = (version, folder, digest)
@@ -171,6 +184,16 @@ class EngineHost:
             await self._load(phases)
         return self._served[0]
 
+    async def export(self, ids: EncodedIds, kv_key: str, lease_s: float) -> ExportAnswer:
+        """Have the host store keep the full KV pages of `ids`. Raises EngineUnreachable, EngineRefused."""
+        if self._client is None or self._store is None:
+            raise EngineUnreachable("there are no KV pages to export")
+        if self._process.KIND == SglangProcess.KIND:
+            engine = self._process.config
+            layout = layout_seed(engine, self._layout.model)
+            return await written_through(self._store, layout, kv_key, ids, engine.page_tokens, lease_s)
+        return await self._client.export(ids, kv_key, lease_s)
+
     async def stop(self) -> None:
         """End the engine."""
         for task in (self._watch, self._booting):
@@ -188,12 +211,12 @@ class EngineHost:
                 await self._start()
         assert self._client is not None
         with timed(phases, "resume"):
-            await self._client.pause("abort")
+            await self._client.pause("in_place" if self._keeps_calls else "abort")
             if self._released:
                 await self._client.resume()
                 self._released = False
         with timed(phases, "load"):
-            await self._client.load(str(folder), version)
+            await self._client.load(str(folder), version, keep_kv=self._keeps_calls)
         with timed(phases, "confirm"):
             served = await self._client.checksum()
         if served != digest:

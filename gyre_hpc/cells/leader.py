@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 
 from gyre_hpc.cells.cell import Cell, EngineDied
-from gyre_hpc.cells.engine_host import EngineHost
+from gyre_hpc.cells.engine_host import EngineHost, page_store
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.config_cluster import standalone_cells
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
+from gyre_hpc.kv.port import PagePort
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.nodes.health import check_node
 from gyre_hpc.launch.nodes.scratch import process_scratch
@@ -36,6 +37,7 @@ from gyre_hpc.transport.mpi.peer_side import make_peer_side
 from gyre_hpc.transport.notice import heed_signals
 from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder
 from gyre_hpc.transport.regions import run_key
+from gyre_hpc.transport.rendezvous import engine_token
 
 log = logging.getLogger("gyre_hpc.cells.leader")
 
@@ -69,7 +71,16 @@ class Leader:
         self._queue: Queue = asyncio.Queue()
         self._stop = asyncio.Event()
         self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}", keep=0)
-        self._engine = EngineHost(config, layout, cell, incarnation, layout.logs(link.epoch), self._scratch)
+        store = page_store(config.engine, self._scratch)
+        self._engine = EngineHost(
+            config,
+            layout,
+            cell,
+            incarnation,
+            layout.logs(link.epoch),
+            self._scratch,
+            store=store,
+        )
         self._engine.on_death = self._engine_died
         self._trainer, self._trains = TrainerHost(config, layout), trains
         self._mpi = make_peer_side(config, f"cell-{cell}", incarnation, link, secret)
@@ -77,7 +88,12 @@ class Leader:
         self._regions = region_server(config, f"cell-{cell}", secret, others=others)
         self.exit_code = 0
         """1 after an error, or the exit code of an error that a restart would only repeat."""
-        self._cell = Cell(config, layout, link.send, self._engine, self._trainer, self._regions)
+        self._cell = Cell(config, layout, link.send, self._engine, self._trainer, self._regions, cell)
+        self._port: PagePort | None = None
+        if store is not None:
+            token = engine_token(secret)
+            host, owner = config.cluster.host, f"cell-{cell}"
+            self._port = PagePort(host, owner, token, store, self._regions, self._engine)
 
     async def run(self) -> str:
         """Serve until told to end ("") or unable to go on (the reason)."""
@@ -85,6 +101,9 @@ class Leader:
         if self._mpi is not None:
             await self._mpi.start()
         await self._regions.start()
+        if self._port is not None:
+            await self._port.start()
+            self._cell.port = self._port.address
         if self._trains:
             self._trainer.begin()
         self._engine.begin()
@@ -96,6 +115,8 @@ class Leader:
             await self._engine.stop()
             if self._mpi is not None:
                 self._mpi.close()
+            if self._port is not None:
+                await self._port.close()
             self._regions.close()
             remove_owner_folder(self._scratch)
 

@@ -10,14 +10,15 @@ transition that is not listed raises IllegalTransition.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.phases import TRANSITIONS, Phase
+from gyre_hpc.controller.cell_rows import NEVER, NOTHING_LOADED, Cell, CellHooks
+from gyre_hpc.controller.phases import TRANSITIONS, Direction, Phase
+from gyre_hpc.controller.step_log import StepLog
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import (
-    AnyEvent,
     CellAdded,
     CellKind,
     CellLost,
@@ -32,9 +33,10 @@ from gyre_hpc.transport.messages import (
     CellSwitched,
     EngineFault,
     Manifest,
-    Message,
     Route,
     Serial,
+    StepDone,
+    SwitchFailed,
     SwitchPostponed,
     Unroute,
     Unrouted,
@@ -43,58 +45,8 @@ from gyre_hpc.transport.messages import (
 log = logging.getLogger(__name__)
 
 
-NOTHING_LOADED = Version(-1)
-NEVER = Serial(-1)
 MAX_DOUBTS = 3
 """A hung engine answers nobody and does not die: so often it is tried again before its cell is restarted."""
-
-
-@dataclass
-class Cell:
-    """One cell. `address` is its engine's URL; `version` what its engine confirmed last; `known` to the schedule."""
-
-    id: CellId
-    capacity: int
-    phase: Phase = Phase.STARTING
-    since: float = 0.0
-    address: str = ""
-    version: Version = NOTHING_LOADED
-    known: bool = True
-    announced: bool = False
-    """Whether the schedule has been told that this incarnation exists."""
-    engine_dead: bool = False
-    """Its leader said so; true until it serves again."""
-    doubts: int = 0
-    """How often the gateway could not use its engine since it last loaded weights."""
-    counted_out: bool = False
-    """Whether the schedule has been told that it is unroutable, and not yet that it serves."""
-    switch: Serial = NEVER
-    """The newest BecomeEngine or BecomeTrainer."""
-    told: Manifest | None = None
-    """The weights of the newest BecomeEngine."""
-    route: Serial = NEVER
-    """The newest Route or Unroute."""
-    kind: CellKind = CellKind.OWN
-    departing: bool = False
-    """A guest that leaves for good: it takes up no work."""
-    deserted: bool = False
-    """Departing, and the gateway has moved its calls."""
-    gone: bool = False
-    """A guest that never comes back: the row answers late messages and counts nowhere."""
-
-
-@dataclass(frozen=True)
-class CellHooks:
-    """What the table asks of its owner."""
-
-    cell: Callable[[CellId, Message], None]
-    gateway: Callable[[Message], None]
-    feed: Callable[[AnyEvent], None]
-    moved: Callable[[Cell, Phase], None]
-    """(cell, previous phase): for timeline and logs."""
-    switched: Callable[[Cell, CellSwitched], None]
-    """A switch that was waited for has ended; its phase changes next."""
-    clock: Callable[[], float]
 
 
 @dataclass
@@ -103,12 +55,17 @@ class CellTable:
 
     hooks: CellHooks
     drain_s: float
+    keeps_calls: bool = False
+    """Running calls go on over a publication (engine.kv_policy=keep_execution)."""
     cells: dict[CellId, Cell] = field(default_factory=dict)
     weights: Manifest | None = None
     publishing: Version | None = None
     _doubted: dict[CellId, float] = field(default_factory=dict)
     _starved: dict[CellId, float] = field(default_factory=dict)
     _serial: Serial = NEVER
+
+    def __post_init__(self) -> None:
+        self.steps = StepLog(self.hooks.step)
 
     def add(self, id: CellId, capacity: int, *, known: bool, kind: CellKind = CellKind.OWN) -> Cell:
         """`known`: the schedule counts this cell since its start; else it learns of it by CellAdded."""
@@ -147,22 +104,35 @@ class CellTable:
 
     def _load_if_possible(self, cell: Cell) -> None:
         if cell.phase is Phase.IDLE and self.weights is not None and not cell.departing:
+            cell.under_way = self.steps.begin(Direction.START)
             self.move(cell, Phase.LOADING)
             self._load(cell)
 
     def _load(self, cell: Cell) -> None:
         assert self.weights is not None
         self._starved.pop(cell.id, None)
-        cell.switch, cell.told = self._next_serial(), self.weights
+        cell.switch, cell.told = self._next_serial(cell), self.weights
         self.hooks.cell(cell.id, BecomeEngine(Version(self.weights.version), self.weights, cell.switch))
 
-    def _unroute(self, cell: Cell, drain_s: float, cause: str, *, gone: bool = False) -> None:
-        cell.route = self._next_serial()
-        self.hooks.gateway(Unroute(cell.id, drain_s, cause, cell.route, gone))
+    def _unroute(
+        self, cell: Cell, drain_s: float, cause: str, *, gone: bool = False, moves: bool = False
+    ) -> None:
+        cell.route = self._next_serial(cell)
+        self.hooks.gateway(Unroute(cell.id, drain_s, cause, cell.route, gone, moves))
 
-    def _next_serial(self) -> Serial:
+    def _next_serial(self, cell: Cell) -> Serial:
         self._serial = Serial(self._serial + 1)
+        self.steps.commanded(self._serial, cell.under_way)
         return self._serial
+
+    def step_done(self, message: StepDone) -> None:
+        """A cell or the gateway has ended a step of a switch, perhaps of an earlier one."""
+        self.steps.told(message)
+
+    def _end(self, cell: Cell, step: str, began: float) -> None:
+        """The switch has ended well."""
+        self.steps.own(cell.id, cell.under_way, step, began)
+        cell.under_way = None
 
     def lost(self, id: CellId) -> None:
         """The cell's process is gone. Its calls move on, the schedule counts it out."""
@@ -172,6 +142,9 @@ class CellTable:
         self._doubted.pop(id, None)
         self._starved.pop(id, None)
         routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
+        why = cell.reason or f"the cell was lost in {cell.phase}"
+        self.steps.own(id, cell.under_way, "lost", time.time(), outcome=why)
+        cell.under_way = None
         self.move(cell, Phase.LOST)
         if routed:
             self._unroute(cell, 0.0, "the cell is lost", gone=True)
@@ -185,9 +158,10 @@ class CellTable:
         cell.departing = True
         if cell.phase is not Phase.ROLLOUT:
             return False
+        cell.under_way = self.steps.begin(Direction.DEPARTURE)
         self.move(cell, Phase.LEAVING)
         cell.counted_out = True
-        self._unroute(cell, self.drain_s, "the cell leaves the run")
+        self._unroute(cell, self.drain_s, "the cell leaves the run", moves=True)
         self.hooks.feed(CellUnroutable(id, "leaves the run"))
         return True
 
@@ -195,7 +169,7 @@ class CellTable:
         """A new incarnation of a lost cell has been launched."""
         cell = self.cells[id]
         self.move(cell, Phase.STARTING)
-        cell.version, cell.address = NOTHING_LOADED, ""
+        cell.version, cell.address, cell.port, cell.reason = NOTHING_LOADED, "", "", ""
         cell.engine_dead = cell.counted_out = False
 
     # ---- switching ----------------------------------------------------------------------------------------------
@@ -205,8 +179,9 @@ class CellTable:
         cell = self.cells[id]
         if cell.phase is Phase.LOST:
             return
+        cell.under_way = self.steps.begin(Direction.TO_TRAINING)
         self.move(cell, Phase.LEAVING)
-        self._unroute(cell, self.drain_s, "role switch")
+        self._unroute(cell, self.drain_s, "role switch", moves=True)
 
     def unrouted(
         self, message: Unrouted, core: bool, batch: int, snapshot: Manifest | None, version: Version
@@ -215,11 +190,13 @@ class CellTable:
         cell = self.cells[message.cell]
         if _late(message, cell.route, cell):
             return
+        if cell.under_way is not None:
+            self.steps.own(cell.id, cell.under_way, "unroute", cell.under_way.at, calls=message.cut)
         if cell.departing:
             cell.deserted = True
         elif cell.phase is Phase.LEAVING:
             self.move(cell, Phase.JOINING)
-            cell.switch = self._next_serial()
+            cell.switch = self._next_serial(cell)
             weights = None if core else snapshot
             self.hooks.cell(cell.id, BecomeTrainer(batch, core, weights, version, cell.switch))
         elif cell.phase is Phase.RELOADING:
@@ -231,8 +208,29 @@ class CellTable:
         cell = self.cells[id]
         if cell.phase is Phase.LOST:
             return
+        if cell.under_way is None:
+            cell.under_way = self.steps.begin(Direction.TO_ROLLOUT)
         self.move(cell, Phase.RETURNING)
         self._load(cell)
+
+    def flushed(self, id: CellId, began: float) -> None:
+        """The cell's contribution is here, asked for at `began` (Unix seconds), before it returns to rollout."""
+        cell = self.cells[id]
+        cell.under_way = self.steps.begin(Direction.TO_ROLLOUT)
+        self.steps.own(id, cell.under_way, "flush", began)
+
+    def failed(self, id: CellId, message: SwitchFailed) -> None:
+        """A release or a load failed: the cell is BLOCKED or QUARANTINED, which the controller ends."""
+        cell = self.cells[id]
+        state = Phase(message.state)
+        cell.reason = f"{state}: {message.error}"
+        if (cell.phase, state) not in TRANSITIONS:
+            log.warning("cell-%d is %s in %s: %s", id, state, cell.phase, message.error)
+            return
+        routed = cell.phase in (Phase.RELOADING, Phase.ROLLOUT)
+        self.move(cell, state)
+        if routed:
+            self._unroute(cell, 0.0, cell.reason, gone=True)
 
     def switched(self, id: CellId, message: CellSwitched) -> None:
         """A switch ended well."""
@@ -240,15 +238,17 @@ class CellTable:
         if _late(message, cell.switch, cell):
             return
         self.hooks.switched(cell, message)
+        began = time.time()
         if message.role is Role.TRAINING:
             if cell.phase is Phase.JOINING:
                 self.move(cell, Phase.TRAINING)
                 cell.counted_out = False
+                self._end(cell, "join", began)
                 self.hooks.feed(CellReady(id, Role.TRAINING))
             return
-        if cell.phase not in (Phase.LOADING, Phase.RETURNING, Phase.DOWN):
+        if cell.phase not in (Phase.LOADING, Phase.RETURNING, Phase.DOWN, Phase.RELOADING):
             return
-        cell.address, cell.version = message.address, message.version
+        cell.address, cell.version, cell.port = message.address, message.version, message.port
         cell.engine_dead, cell.doubts = False, 0
         if self.weights is not None and message.version != self.weights.version:
             self.move(cell, Phase.LOADING)
@@ -256,11 +256,12 @@ class CellTable:
             return
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
+        self._end(cell, "route", began)
         self._announce(cell)
 
     def _route(self, cell: Cell) -> None:
-        cell.route = self._next_serial()
-        self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version, cell.route))
+        cell.route = self._next_serial(cell)
+        self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version, cell.route, cell.port))
 
     def _announce(self, cell: Cell) -> None:
         """The cell serves. Said after every load, also one that replaced a newer version in the middle of a return."""
@@ -309,6 +310,7 @@ class CellTable:
         """The engine died or does not answer. Its calls continue elsewhere."""
         cell = self.cells[id]
         if cell.phase is Phase.ROLLOUT:
+            cell.under_way = self.steps.begin(Direction.REVIVAL)
             self.move(cell, Phase.DOWN)
             cell.counted_out = True
             self._unroute(cell, 0.0, cause, gone=True)
@@ -345,14 +347,16 @@ class CellTable:
             self.move(cell, Phase.LOADING)
             self._load(cell)
             return
+        began = time.time()
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
+        self._end(cell, "route", began)
         self._announce(cell)
 
     def gateway_returned(self) -> None:
         """A restarted gateway knows no routes."""
         for cell in self.cells.values():
-            if cell.phase is Phase.ROLLOUT:
+            if cell.phase is Phase.ROLLOUT or (cell.phase is Phase.RELOADING and self.keeps_calls):
                 self._route(cell)
             elif cell.phase in (Phase.LEAVING, Phase.RELOADING):
                 self._unroute(cell, 0.0, "the gateway restarted", gone=True)
@@ -366,8 +370,12 @@ class CellTable:
         self._feed_the_starved()
         for cell in self.cells.values():
             if cell.phase is Phase.ROLLOUT:
+                cell.under_way = self.steps.begin(Direction.PUBLICATION)
                 self.move(cell, Phase.RELOADING)
-                self._unroute(cell, 0.0, "publication")
+                if self.keeps_calls:
+                    self._load(cell)
+                else:
+                    self._unroute(cell, 0.0, "publication")
 
     def publication_complete(self) -> bool:
         """True once per publication, when every live engine serves it."""

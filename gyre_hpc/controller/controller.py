@@ -17,7 +17,8 @@ import time
 from gyre_hpc.controller import queries, resume
 from gyre_hpc.controller.adoption import Holdings, Survivors
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.cell_table import Cell, CellHooks, CellTable
+from gyre_hpc.controller.cell_rows import Cell, CellHooks
+from gyre_hpc.controller.cell_table import CellTable
 from gyre_hpc.controller.channels import make_channels
 from gyre_hpc.controller.context import RunContext
 from gyre_hpc.controller.decisions import Decisions
@@ -73,10 +74,9 @@ class Controller:
         self.departure.durations.add(
             second for past in history.forecasts.durations().values() for second in past
         )
-        cluster = self.config.cluster
         self.external: ExternalServices | None = None
-        patience_s = cluster.suspect_after_s + cluster.lost_after_s
-        if cluster.runners == "external":
+        patience_s = self.config.cluster.suspect_after_s + self.config.cluster.lost_after_s
+        if self.config.cluster.runners == "external":
             self.external = ExternalServices(self.config, context.layout, peers, self.observer.fault)
             patience_s = math.inf
         self.survivors = Survivors(peers, patience_s)
@@ -90,7 +90,8 @@ class Controller:
         )
         self.executions = ExecutionTable(self._execution_hooks())
         self.processing = Processing(lambda message: peers.send(PeerKind.PROCESSOR, 0, message), self._query)
-        self.cells = CellTable(self._cell_hooks(), self.config.gateway.drain_s)
+        keeps_calls = self.config.engine.kv_policy == "keep_execution"
+        self.cells = CellTable(self._cell_hooks(), self.config.gateway.drain_s, keeps_calls)
         self.batches = BatchRunner(self._batch_hooks())
         self.weights = self._weight_keeper()
         self.steps = Steps(
@@ -174,6 +175,7 @@ class Controller:
             moved=self.observer.moved,
             switched=self._cell_switched,
             clock=self.observer.now,
+            step=self.journal.append,
         )
 
     def _cell_switched(self, cell: Cell, message: msg.CellSwitched) -> None:

@@ -22,6 +22,8 @@ NEVER_BUSY = {
     Phase.IDLE: ("down", "starting"),
     Phase.LOST: ("down", "down"),
     Phase.DOWN: ("down", "down"),
+    Phase.BLOCKED: ("down", "down"),
+    Phase.QUARANTINED: ("down", "down"),
 }
 """(role, cause) of the phases in which a cell can do nothing."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from gyre_hpc.controller.phases import Direction
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent, CellKind
@@ -104,6 +105,24 @@ class GuestsJoined(Entry, frozen=True):
     host: str
 
 
+class SwitchStep(Entry, frozen=True):
+    """A step of a role switch, a publication or a start has ended; `at` is when the controller heard of it.
+
+    `switch` numbers the switches of one controller. `start`, `end`: Unix seconds on the host that took it. `outcome` is "done", or why not. See switch_steps.py.
+    """
+
+    direction: Direction
+    cell: CellId
+    switch: int
+    step: str
+    start: float
+    end: float
+    bytes: int
+    pages: int
+    calls: int
+    outcome: str
+
+
 AnyEntry = (
     Happened
     | AttemptOpened
@@ -114,6 +133,7 @@ AnyEntry = (
     | CheckpointWritten
     | Resumed
     | GuestsJoined
+    | SwitchStep
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[tuple[AnyEntry, ...]] = msgspec.msgpack.Decoder(tuple[AnyEntry, ...])

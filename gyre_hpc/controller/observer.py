@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import Cell
+from gyre_hpc.controller.cell_rows import Cell
 from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause
@@ -99,6 +99,8 @@ class Observer:
                 prompt_tokens=sealed.prompt_tokens if sealed else 0,
                 held_s=sealed.held_s if sealed else 0.0,
                 calls_unknown=sealed.calls_unknown if sealed else 0,
+                pages_due=sealed.pages_due if sealed else 0,
+                pages_found=sealed.pages_found if sealed else 0,
             )
         )
 
@@ -126,7 +128,7 @@ class Observer:
         """A cell changed its phase. A switch lasts from LEAVING to TRAINING, or from RETURNING to ROLLOUT."""
         log.info("cell-%d: %s -> %s", cell.id, previous, cell.phase)
         now = self.now()
-        self.writer.write(m.RoleChange(now, cell.id, cell.phase))
+        self.writer.write(m.RoleChange(now, cell.id, cell.phase, cell.reason))
         if cell.phase in (Phase.LEAVING, Phase.RETURNING):
             self._switching[cell.id] = (now, {})
         elif cell.phase is Phase.JOINING and cell.id in self._switching:
@@ -135,7 +137,7 @@ class Observer:
         elif cell.phase in (Phase.TRAINING, Phase.ROLLOUT) and cell.id in self._switching:
             began, parts = self._switching.pop(cell.id)
             self.writer.write(m.Switch(now, cell.id, cell.phase, now - began, parts))
-        elif cell.phase in (Phase.DOWN, Phase.LOST):
+        elif cell.phase in (Phase.DOWN, Phase.LOST, Phase.BLOCKED, Phase.QUARANTINED):
             self._switching.pop(cell.id, None)
 
     def guests(self, text: str) -> None:

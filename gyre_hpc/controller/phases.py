@@ -3,6 +3,8 @@
 STARTING -> IDLE -> LOADING -> ROLLOUT -> LEAVING -> JOINING -> TRAINING -> RETURNING -> ROLLOUT
                                  ROLLOUT -> RELOADING (publication) -> LOADING -> ROLLOUT
                                  ROLLOUT <-> DOWN (engine died, suspect)          any -> LOST
+                                 RELOADING -> ROLLOUT (publication that keeps calls)
+JOINING -> BLOCKED (a release failed), JOINING, LOADING, RETURNING, RELOADING, DOWN -> QUARANTINED (a load failed): the cell only ends
 """
 
 from __future__ import annotations
@@ -23,7 +25,22 @@ class Phase(enum.StrEnum):
     JOINING = "joining"
     TRAINING = "training"
     RETURNING = "returning"
+    BLOCKED = "blocked"
+    QUARANTINED = "quarantined"
     LOST = "lost"
+
+
+class Direction(enum.StrEnum):
+    """Why a cell goes through steps."""
+
+    START = "start"
+    TO_TRAINING = "to_training"
+    TO_ROLLOUT = "to_rollout"
+    PUBLICATION = "publication"
+    REVIVAL = "revival"
+    """Its engine died, or was doubted."""
+    DEPARTURE = "departure"
+    """A guest leaves the run."""
 
 
 P = Phase
@@ -49,5 +66,13 @@ TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
         (P.RETURNING, P.DOWN),
         (P.RETURNING, P.LOADING),
         (P.LOST, P.STARTING),
+        (P.RELOADING, P.ROLLOUT),
+        (P.JOINING, P.BLOCKED),
+        (P.JOINING, P.QUARANTINED),
+        (P.LOADING, P.QUARANTINED),
+        (P.RETURNING, P.QUARANTINED),
+        (P.RELOADING, P.QUARANTINED),
+        (P.DOWN, P.QUARANTINED),
+        (P.ROLLOUT, P.QUARANTINED),
     }
 )

@@ -146,6 +146,8 @@ class Reception:
                 self.steps.sync()
             case msg.TrainerRestored():
                 self.steps.trainer_restored(cell, message, ready=self.ready)
+            case msg.StepDone():
+                self.cells.step_done(message)
             case msg.CellSwitched():
                 self._cell_switched(cell, message)
             case msg.EngineDown(cause=cause):
@@ -160,6 +162,7 @@ class Reception:
                 self.observer.fault(f"cell-{cell}", f"waits for another snapshot: {reason}")
                 self.batches.postponed(cell, batch)
             case msg.SwitchFailed(state=state, error=error):
+                self.cells.failed(cell, message)
                 self.observer.fault(f"cell-{cell}", f"{state}: {error}; the cell is restarted")
                 self.peers.kill(PeerKind.CELL, cell)
             case _:
@@ -214,6 +217,8 @@ class Reception:
                 log.info("the %s holds %d attempts", kind, len(attempts))
             case msg.HeldBack():
                 self.peers.send(PeerKind.RUNNER, 0, message)
+            case msg.StepDone():
+                self.cells.step_done(message)
             case msg.Unrouted(cell=cell):
                 state = self.driver.state
                 batch = state.open_batch.index if state.open_batch is not None else 0

@@ -41,7 +41,8 @@ class Steps:
     processing: Processing
     observer: Observer
     _sums: dict[str, dict[str, float]] = field(default_factory=dict)
-    _returning: set[CellId] = field(default_factory=set)
+    _returning: dict[CellId, float] = field(default_factory=dict)
+    """Cells whose contribution is awaited before they leave training, and since when (Unix seconds)."""
 
     @property
     def state(self) -> State:
@@ -88,13 +89,13 @@ class Steps:
     def contribution(self, cell: CellId, message: msg.Contribution) -> None:
         self.batches.contribution(cell, message)
         if cell in self._returning:
-            self._returning.discard(cell)
+            self.cells.flushed(cell, self._returning.pop(cell))
             self.cells.to_rollout(cell)
 
     def to_rollout(self, cell: CellId) -> None:
         """The cell leaves training, after its contribution if it has one."""
         if self.batches.flush_leaver(cell):
-            self._returning.add(cell)
+            self._returning[cell] = time.time()
         else:
             self.cells.to_rollout(cell)
 
@@ -105,7 +106,7 @@ class Steps:
             self.batches.release()
         else:
             self.batches.cell_lost(cell)
-        self._returning.discard(cell)
+        self._returning.pop(cell, None)
         self.weights.cell_lost(cell, core)
 
     # ---- the step -----------------------------------------------------------------------------------------------

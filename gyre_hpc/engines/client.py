@@ -194,6 +194,12 @@ class EngineClient:
             raise
         await self._post("/end_weight_update", {})
 
+    async def export(self, ids: wire.EncodedIds, kv_key: str, lease_s: float) -> wire.ExportAnswer:
+        """Have the cell's host store keep the full KV pages of `ids`, running calls or not; says which it has."""
+        options = msgspec.json.encode({"extra_key": kv_key, "lease_s": lease_s})
+        body = b'{"input_ids":[%b],%b' % (ids.text, options[1:])
+        return _decode(await self._request("POST", "/kv/export", body), wire.ExportAnswer)
+
     async def checksum(self) -> str:
         """Digest of the weights being served (embedded engine: `weights.weights_digest`)."""
         answer = _decode(await self._post("/weights_checker", wire.CheckerRequest()), wire.CheckerAnswer)

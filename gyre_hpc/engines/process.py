@@ -103,6 +103,8 @@ class EngineProcess:
             "--parent": os.getpid(),
         }
         flags = [text for name, value in options.items() for text in (name, str(value))]
+        if self.kv_store is not None:
+            flags += ["--kv-store", str(self.kv_store), "--kv-store-mib", str(config.kv_store_mib)]
         if self.token:
             flags.append("--api-key-stdin")
         return [sys.executable, "-m", "gyre_hpc.engines.torch.server", *flags]

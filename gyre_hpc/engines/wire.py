@@ -106,6 +106,24 @@ class UpdateFromDiskRequest(Request):
     flush_cache: bool = True
 
 
+class ExportRequest(Request):
+    """POST /kv/export (embedded engine only): keep the full KV pages of `input_ids` in the host store for `lease_s`."""
+
+    input_ids: list[int]
+    extra_key: str = ""
+    lease_s: float = 0.0
+
+
+class ExportAnswer(msgspec.Struct):
+    """The leading pages of the ids that the host store has: `keys` are their prefix hashes, `layout` is a digest; hex."""
+
+    layout: str
+    page_tokens: int
+    keys: list[str]
+    namespace: str | None = None
+    """Namespace of the pages in the store; None = the `extra_key`."""
+
+
 class CheckerRequest(Request):
     """POST /weights_checker."""
 
@@ -230,6 +248,9 @@ class ServerInfo(msgspec.Struct):
     tokens_sampled: int = 0
     tokens_prefilled: int = 0
     tokens_cached: int = 0
+    tokens_fetched: int = 0
+    """Of those cached, the ones whose KV came from the host store."""
+    pages_exported: int = 0
     retractions: int = 0
     busy_s: float = 0.0
     """Seconds spent in engine steps."""

@@ -34,6 +34,7 @@ from gyre_hpc.gateway.frames import (
 )
 from gyre_hpc.gateway.keys import Keys
 from gyre_hpc.gateway.lineage import Lineage, Prompt
+from gyre_hpc.gateway.pages import PageMover
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.sampling import Sampler
@@ -53,6 +54,7 @@ class GatewayApp:
         settings: GatewayConfig,
         max_context: int,
         roles: Sequence[RoleRule] = (),
+        pages: PageMover | None = None,
     ) -> None:
         self.rendering = rendering
         self.router = router
@@ -64,7 +66,8 @@ class GatewayApp:
         self.sealed: dict[tuple[int, int], Sealed] = {}
         """Attempts sealed of late, oldest first, for a controller that asks again."""
         self._keys: Keys[Execution] = Keys()
-        self._sampler = Sampler(rendering, router, call_log, settings, self._sampled)
+        self.pages = pages or PageMover.still(router)
+        self._sampler = Sampler(rendering, router, call_log, settings, self._sampled, self.pages)
         self._tasks: set[asyncio.Task[None]] = set()
         self.tokens = 0
 
@@ -267,6 +270,7 @@ class GatewayApp:
         """Read the answer and make it spliceable."""
         assert call.ending is not None
         answer = self.rendering.parse(call.ids)
+        execution.tips.append((call.context, call.ids))
         if call.stop_sequence is not None:
             answer = structs.replace(answer, content=answer.content.split(call.stop_sequence)[0])
         execution.lineage.answered(call.id, call.digest, call.ids, answer)
@@ -284,6 +288,8 @@ class GatewayApp:
         account.held_s += call.held_s
         account.tokens_recomputed += call.recomputed_tokens
         account.stalls += call.stalls
+        account.pages_due += call.pages_due
+        account.pages_found += call.pages_found
         if call.lost:
             log.error("execution %d: %s", execution.id, call.lost)
         self.log.append(
@@ -297,6 +303,8 @@ class GatewayApp:
                 reroutes=call.reroutes,
                 lost=call.lost,
                 stalls=call.stalls,
+                pages_due=call.pages_due,
+                pages_found=call.pages_found,
             )
         )
         call.done.set()

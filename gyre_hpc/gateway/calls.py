@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from gyre_hpc.gateway.canonical import History
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.gateway.rendering import ParsedAnswer
 from gyre_hpc.gateway.roles import Past
+from gyre_hpc.kv.offers import Imported, Offer
 from gyre_hpc.records import CellId, Delivery, FinishReason, Version
+
+TIPS: Final = 4
+"""Ends of an execution's conversations whose pages move with it: its own, and those of sub-agents at work."""
 
 
 class CallLost(Exception):
@@ -47,6 +53,12 @@ class Call:
     stalls: int = 0
     """Silences of its engine of `stall_alarm_s` and more."""
     prefilled: bool = False
+    pages_cut: int = 0
+    """Full pages it had when it was cut on a cell that lived, until it goes on."""
+    pages_due: int = 0
+    """All pages it should have found where it went on."""
+    pages_found: int = 0
+    """Of these, the ones it found."""
     held_s: float = 0.0
     held_since: float | None = None
     delivery: Delivery = Delivery.NONE
@@ -96,6 +108,8 @@ class Account:
     budget_exhausted: bool = False
     stalls: int = 0
     law_breaks: int = 0
+    pages_due: int = 0
+    pages_found: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,15 @@ class Sealed:
 
     account: Account
     at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class Parcel:
+    """Pages that cell `source` offered. `cells`: where they are, or are on their way to."""
+
+    offer: Offer
+    source: CellId
+    cells: dict[CellId, asyncio.Future[Imported]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -120,10 +143,19 @@ class Execution:
     calls: dict[str, Call] = field(default_factory=dict)
     by_request: dict[bytes, Call] = field(default_factory=dict)
     home: CellId | None = None
+    tips: deque[tuple[Context, list[int]]] = field(default_factory=lambda: deque(maxlen=TIPS))
+    """Prompt and output of the newest complete calls, whose pages the next ones will look for."""
+    parcels: deque[Parcel] = field(default_factory=lambda: deque(maxlen=2 * TIPS))
+    """Pages offered when its cells left, newest last."""
     closing: bool = False
     sealed: asyncio.Event = field(default_factory=asyncio.Event)
     account: Account = field(default_factory=Account)
     past_roles: Past = field(default_factory=set)
+
+    def offered(self, offer: Offer, source: CellId) -> None:
+        """Its pages can be had from cell `source`, which has them itself."""
+        if all(parcel.offer != offer for parcel in self.parcels):
+            self.parcels.append(Parcel(offer, source))
 
     @property
     def held_s(self) -> float:

@@ -85,6 +85,8 @@ class CallFinished(msgspec.Struct, array_like=True, tag=3, frozen=True):
     reroutes: int
     lost: str
     stalls: int = 0
+    pages_due: int = 0
+    pages_found: int = 0
 
 
 class CallDelivered(msgspec.Struct, array_like=True, tag=4, frozen=True):
@@ -132,6 +134,8 @@ class CallProgress(msgspec.Struct, array_like=True, tag=9, frozen=True):
     recomputed_tokens: int
     reroutes: int
     stalls: int
+    pages_due: int = 0
+    pages_found: int = 0
 
 
 class LawBroken(msgspec.Struct, array_like=True, tag=10, frozen=True):

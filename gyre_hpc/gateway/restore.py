@@ -73,6 +73,8 @@ def _account(execution: Execution, logged: LoggedCall) -> None:
         account.tokens_recomputed += finished.recomputed_tokens
         account.held_s += finished.held_s
         account.stalls += finished.stalls
+        account.pages_due += finished.pages_due
+        account.pages_found += finished.pages_found
     account.law_breaks += sum(why in LAW_BREAKS for why in (*logged.opened.reasons, *logged.broken))
 
 
@@ -117,5 +119,6 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
     elif (progress := logged.progress) is not None:
         call.held_s, call.recomputed_tokens = progress.held_s, progress.recomputed_tokens
         call.reroutes, call.stalls = progress.reroutes, progress.stalls
+        call.pages_due, call.pages_found = progress.pages_due, progress.pages_found
     execution.calls[call.id] = call
     execution.by_request[call.request] = call

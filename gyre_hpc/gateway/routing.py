@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -55,11 +56,6 @@ class Engine(Protocol):
     async def abort(self, rid: str) -> None: ...
 
 
-def kv_key(version: Version) -> str:
-    """KV namespace under the strict policy: nothing computed by other weights is ever used."""
-    return f"w{version}"
-
-
 @dataclass
 class Cell:
     """One cell as the gateway sees it. `running` are the calls it samples for."""
@@ -68,8 +64,12 @@ class Cell:
     address: str
     capacity: int
     version: Version
+    port: str = ""
+    """Address of the cell's page port; "" = its KV pages do not move."""
     routable: bool = True
     running: set[str] = field(default_factory=set)
+    reserved: int = 0
+    """Executions sent here ahead of their calls, since it was routed or a cell began to leave."""
 
     @property
     def load(self) -> float:
@@ -82,10 +82,10 @@ class RouteTable:
 
     cells: dict[CellId, Cell] = field(default_factory=dict)
 
-    def route(self, id: CellId, address: str, capacity: int, version: Version) -> None:
+    def route(self, id: CellId, address: str, capacity: int, version: Version, port: str = "") -> None:
         """The cell serves `version` at `address`."""
         running = self.cells[id].running if id in self.cells else set()
-        self.cells[id] = Cell(id, address, capacity, version, True, running)
+        self.cells[id] = Cell(id, address, capacity, version, port, True, running)
 
     def block(self, id: CellId) -> None:
         """No new calls for the cell."""
@@ -100,6 +100,18 @@ class RouteTable:
             return home
         return min(open_cells, key=lambda cell: (cell.load, cell.id != preferred, cell.id), default=None)
 
+    def reserve(self, leaving: CellId | None) -> Cell | None:
+        """Where an execution will go whose cell leaves; the next one goes elsewhere, until calls show the true load."""
+        cells = [cell for cell in self.cells.values() if cell.routable and cell.id != leaving]
+        chosen = min(
+            cells,
+            key=lambda cell: (cell.load + cell.reserved / max(1, cell.capacity), cell.id),
+            default=None,
+        )
+        if chosen is not None:
+            chosen.reserved += 1
+        return chosen
+
 
 @dataclass(eq=False)
 class Lease:
@@ -111,13 +123,24 @@ class Lease:
     version: Version
     engine: Engine
     leave: asyncio.Future[None]
+    port: str = ""
     gone: bool = False
+    moves: bool = False
+    """Told to leave, and its pages are good elsewhere."""
 
 
 class Router:
     """The asyncio shell around the table."""
 
-    def __init__(self, connect: Callable[[str], Engine], fault: Callable[[CellId, str], None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[str], Engine],
+        fault: Callable[[CellId, str], None],
+        *,
+        keeps_calls: bool = False,
+    ) -> None:
+        self.keeps_calls = keeps_calls
+        """Whether calls run on when their engine has loaded other weights (kv_policy=keep_execution)."""
         self.table = RouteTable()
         self._connect = connect
         self._fault = fault
@@ -129,21 +152,33 @@ class Router:
         """Calls per cell."""
         return {int(id): len(cell.running) for id, cell in self.table.cells.items()}
 
-    def route(self, id: CellId, address: str, capacity: int, version: Version) -> None:
+    def route(self, id: CellId, address: str, capacity: int, version: Version, port: str = "") -> None:
         """Send calls to the cell. Calls it still runs under another version or address are moved first."""
         known = self.table.cells.get(id)
-        if known is not None and (known.address, known.version) != (address, version):
+        same = (known is not None and known.version == version) or self.keeps_calls
+        if known is not None and not (same and known.address == address):
             self._tell(self._leases.get(id, ()), gone=known.address != address)
-        self.table.route(id, address, capacity, version)
+        self.table.route(id, address, capacity, version, port)
         self._wake()
 
-    def unroute(self, id: CellId, drain_s: float, *, gone: bool = False) -> Coroutine[Any, Any, int]:
+    def unroute(
+        self,
+        id: CellId,
+        drain_s: float,
+        *,
+        gone: bool = False,
+        moves: bool = False,
+        told: Callable[[str, float, int], None] = lambda step, began, calls: None,
+    ) -> Coroutine[Any, Any, int]:
         """Empty the cell: no new calls from here on; the rest, to be awaited: `drain_s` to finish, then cut.
 
-        Its result is how many calls were cut. A Route that comes meanwhile is not undone.
+        Its result is how many calls were cut. A Route that comes meanwhile is not undone. `told` is called with the name,
+        the start (Unix seconds) and the calls of each step that ends.
         """
         self.table.block(id)
-        return self._empty(id, frozenset(self._leases.get(id, ())), drain_s, gone)
+        for cell in self.table.cells.values():
+            cell.reserved = 0
+        return self._empty(id, frozenset(self._leases.get(id, ())), drain_s, gone, moves, told)
 
     def forget_routes(self) -> None:
         """Another controller routes cells of its own: no call stays on, or goes to, those of the one before."""
@@ -151,12 +186,24 @@ class Router:
             self.table.block(id)
             self._tell(self._leases.get(id, ()), gone=True)
 
-    async def _empty(self, id: CellId, leases: frozenset[Lease], drain_s: float, gone: bool) -> int:
+    async def _empty(
+        self,
+        id: CellId,
+        leases: frozenset[Lease],
+        drain_s: float,
+        gone: bool,
+        moves: bool,
+        told: Callable[[str, float, int], None],
+    ) -> int:
+        began = time.time()
         if drain_s > 0 and not gone:
             await self._released(id, leases, drain_s)
-        cut = self._tell(leases & self._leases.get(id, set()), gone=gone)
+        told("drain", began, len(leases))
+        began = time.time()
+        cut = self._tell(leases & self._leases.get(id, set()), gone=gone, moves=moves)
         if not await self._released(id, leases, CUT_S):
             log.error("cell %d: calls did not leave within %.0f s", id, CUT_S)
+        told("cut", began, cut)
         return cut
 
     async def acquire(self, call: str, preferred: CellId | None) -> Lease:
@@ -168,7 +215,8 @@ class Router:
         finally:
             self.waiting -= 1
         leave = asyncio.get_running_loop().create_future()
-        lease = Lease(call, cell.id, cell.address, cell.version, self._connect(cell.address), leave)
+        engine = self._connect(cell.address)
+        lease = Lease(call, cell.id, cell.address, cell.version, engine, leave, cell.port)
         cell.running.add(call)
         self._leases.setdefault(cell.id, set()).add(lease)
         return lease
@@ -188,11 +236,11 @@ class Router:
             self._fault(lease.cell, cause)
 
     @staticmethod
-    def _tell(leases: Iterable[Lease], *, gone: bool) -> int:
+    def _tell(leases: Iterable[Lease], *, gone: bool, moves: bool = False) -> int:
         """Tell calls to leave; how many had not been told."""
         told = [lease for lease in leases if not lease.leave.done()]
         for lease in told:
-            lease.gone = gone
+            lease.gone, lease.moves = gone, moves
             lease.leave.set_result(None)
         return len(told)
 

@@ -21,8 +21,9 @@ from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Call, CallLost, Execution
 from gyre_hpc.gateway.frames import CallProgress, LawBroken, TokensReceived, encode_float32, encode_int32
+from gyre_hpc.gateway.pages import PageMover
 from gyre_hpc.gateway.rendering import Rendering
-from gyre_hpc.gateway.routing import Chunk, Lease, Router, kv_key
+from gyre_hpc.gateway.routing import Chunk, Lease, Router
 from gyre_hpc.gateway.stops import find_stop
 from gyre_hpc.gateway.watch import SilenceWatch
 from gyre_hpc.records import FinishReason, Version
@@ -50,12 +51,14 @@ class Sampler:
         call_log: CallLog,
         settings: GatewayConfig,
         sampled: Callable[[Execution, int], None],
+        pages: PageMover,
     ) -> None:
         self._rendering = rendering
         self._router = router
         self._log = call_log
         self._settings = settings
         self._sampled = sampled
+        self._pages = pages
         self._stop_ids = frozenset(rendering.stop_ids)
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -69,7 +72,10 @@ class Sampler:
             lease = await self._router.acquire(call.id, execution.home)
             execution.home = lease.cell
             try:
+                await self._pages.arrive(execution, lease)
                 failed = await self._serve(execution, call, lease)
+                if call.ending is None:
+                    await self._pages.depart(execution, call, lease)
             finally:
                 self._router.release(lease)
             if call.ending is None:
@@ -111,8 +117,9 @@ class Sampler:
         """
         prompt = execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
         rid = f"{call.id}.{call.reroutes}."
+        namespace = self._pages.namespace(execution, lease.version)
         generated = lease.engine.generate(
-            rid, prompt, self._room(execution, call), kv_key(lease.version), self._rendering.stop_ids
+            rid, prompt, self._room(execution, call), namespace, self._rendering.stop_ids
         )
         first = True
         async with (
@@ -181,6 +188,7 @@ class Sampler:
 
     def _started(self, call: Call, prompt: int, cached: int) -> None:
         call.go_on()
+        self._pages.found(call, cached)
         if call.prefilled:
             call.recomputed_tokens += max(0, prompt - cached)
         else:
@@ -192,7 +200,15 @@ class Sampler:
     def _note(self, call: Call) -> None:
         """What the call went through is on disk, for a worker that has to go on with it."""
         self._log.append_soon(
-            CallProgress(call.id, call.held_s, call.recomputed_tokens, call.reroutes, call.stalls)
+            CallProgress(
+                call.id,
+                call.held_s,
+                call.recomputed_tokens,
+                call.reroutes,
+                call.stalls,
+                call.pages_due,
+                call.pages_found,
+            )
         )
 
     def _take(self, execution: Execution, call: Call, chunk: Chunk) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
@@ -23,10 +24,12 @@ from gyre_hpc.engines.client import EngineClient
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, call_log_path
+from gyre_hpc.gateway.pages import Moved, PageMover
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import EDGE, gateway_runner
+from gyre_hpc.kv.client import PortClient
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, ExecutionId
 from gyre_hpc.transport.hosts import node_name
@@ -46,6 +49,7 @@ from gyre_hpc.transport.messages import (
     Route,
     Serial,
     Shutdown,
+    StepDone,
     Unroute,
     Unrouted,
 )
@@ -89,6 +93,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[tuple[int, int], float] = {}
         self._routes: dict[CellId, Serial] = {}
+        self._unroutes: dict[CellId, Serial] = {}
 
     async def run(self) -> None:
         """Serve until Shutdown, a signal, or the orphan grace is over."""
@@ -97,9 +102,18 @@ class Worker:
         logged = read_for_restore(path)
         call_log = CallLog(path, self._incarnation, end=logged.offset)
         rendering = Rendering(self._layout.model, config.model.renderer, config.model.thinking)
-        router = Router(self._engine, self._engine_fault)
+        policy = config.engine.kv_policy
+        router = Router(self._engine, self._engine_fault, keeps_calls=policy == "keep_execution")
+        pages = PageMover(
+            self._port,
+            router,
+            policy,
+            config.gateway.kv_move_s,
+            config.engine.page_tokens,
+            self._pages_moved,
+        )
         self._app = GatewayApp(
-            rendering, router, call_log, config.gateway, config.model.max_context, config.harness.roles
+            rendering, router, call_log, config.gateway, config.model.max_context, config.harness.roles, pages
         )
         log.info("%d open executions restored from %s", restore(self._app, logged), path)
         heed_signals(config.cluster, lambda: self._link, self._ending.set)
@@ -167,6 +181,7 @@ class Worker:
             waiting = [Holding(self._app.held())]
             self._epoch = link.epoch
             self._routes.clear()
+            self._unroutes.clear()
             self._held.clear()
             self._app.router.forget_routes()
             self._app.keep_sealed()
@@ -186,15 +201,13 @@ class Worker:
                 self._app.open_execution(message.execution, message.attempt, message.key)
             case Route():
                 self._routes[message.cell] = message.serial
-                self._app.router.route(message.cell, message.address, message.capacity, message.version)
+                self._app.router.route(
+                    message.cell, message.address, message.capacity, message.version, message.port
+                )
             case CloseExecution():
                 self._spawn(self._close(message))
             case Unroute():
-                self._spawn(
-                    self._unroute(
-                        message, self._app.router.unroute(message.cell, message.drain_s, gone=message.gone)
-                    )
-                )
+                self._spawn(self._unroute(message, self._emptied(message)))
             case _:
                 log.warning("%s is not for a gateway: ignored", type(message).__name__)
 
@@ -206,11 +219,41 @@ class Worker:
             )
         )
 
+    def _emptied(self, message: Unroute) -> Coroutine[Any, Any, int]:
+        self._unroutes[message.cell] = message.serial
+
+        def told(step: str, began: float, calls: int) -> None:
+            self._send(
+                StepDone(message.cell, message.serial, step, start=began, end=time.time(), calls=calls)
+            )
+
+        executions = list(self._app.executions.values())
+        return self._app.pages.empty(
+            message.cell, executions, message.drain_s, gone=message.gone, moves=message.moves, told=told
+        )
+
     async def _unroute(self, message: Unroute, emptied: Coroutine[Any, Any, int]) -> None:
         log.info("cell %d leaves: %s", message.cell, message.cause)
         epoch, cut = self._epoch, await emptied
         if epoch == self._epoch:
             self._send(Unrouted(message.cell, cut, message.serial))
+
+    def _pages_moved(self, cell: CellId, step: str, moved: Moved) -> None:
+        """A step of the newest Unroute of the cell has moved pages."""
+        if cell in self._unroutes:
+            self._send(
+                StepDone(
+                    cell,
+                    self._unroutes[cell],
+                    step,
+                    start=moved.began,
+                    end=time.time(),
+                    bytes=moved.bytes,
+                    pages=moved.pages,
+                    calls=moved.calls,
+                    outcome=moved.outcome,
+                )
+            )
 
     def _engine_fault(self, cell: CellId, cause: str) -> None:
         if cell in self._routes:
@@ -245,6 +288,9 @@ class Worker:
         if address not in self._engines:
             self._engines[address] = EngineClient(address, self._session, self._token)
         return self._engines[address]
+
+    def _port(self, address: str) -> PortClient:
+        return PortClient(address, self._session, self._token)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

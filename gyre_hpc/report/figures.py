@@ -35,6 +35,8 @@ WORDS = {
     "starting": "starting",
     "idle": "starting",
     "down": "down or lost",
+    "blocked": "down or lost",
+    "quarantined": "down or lost",
     "lost": "down or lost",
 }
 """Phase of a cell -> its word in the legend."""

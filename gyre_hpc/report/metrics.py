@@ -37,10 +37,14 @@ class Opened(Metric, tag="opened", frozen=True):
 
 
 class RoleChange(Metric, tag="role", frozen=True):
-    """The cell entered a phase of `controller.cell_table.Phase`: rollout, leaving, joining, training, ..., lost; or is GONE."""
+    """The cell entered a phase of `controller.phases.Phase`: rollout, leaving, joining, training, ..., lost; or is GONE.
+
+    `reason`: why it is, or was, blocked or quarantined.
+    """
 
     cell: int
     role: str
+    reason: str = ""
 
 
 class Water(Metric, tag="water", frozen=True):
@@ -123,6 +127,8 @@ class Ended(Metric, tag="ended", frozen=True):
     prompt_tokens: int
     held_s: float
     calls_unknown: int = 0
+    pages_due: int = 0
+    pages_found: int = 0
 
 
 class Evaluated(Metric, tag="evaluated", frozen=True):

@@ -47,6 +47,7 @@ from gyre_hpc.transport.messages import (
     Serial,
     StartBatch,
     StartPostponed,
+    StepDone,
     SwitchFailed,
     SwitchPostponed,
     TrainerRestored,
@@ -142,6 +143,7 @@ class Bench:
     def __init__(self, layout: RunLayout, regions: RegionServer) -> None:
         self.regions, self.engine, self.trainer = regions, Engine(), Trainer()
         self.sent: list[Message] = []
+        self.steps: list[StepDone] = []
         config = RunConfig(model=ModelConfig(path="unused"))
         self.cell = Cell(
             config,
@@ -150,6 +152,7 @@ class Bench:
             self.engine,  # type: ignore[arg-type]
             self.trainer,  # type: ignore[arg-type]
             regions,
+            CellId(1),
         )
 
     async def tell(self, *messages: Message | EngineDied) -> list[Message]:
@@ -157,7 +160,8 @@ class Bench:
         self.sent.clear()
         for message in messages:
             await self.cell.handle(message)
-        return list(self.sent)
+        self.steps += [message for message in self.sent if isinstance(message, StepDone)]
+        return [message for message in self.sent if not isinstance(message, StepDone)]
 
     def weights(self, version: Version = V0, value: float = 1.0) -> Manifest:
         return self.regions.publish(RegionKind.WEIGHTS, "policy", version, "layout", {"w": np.array([value])})

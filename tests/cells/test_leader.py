@@ -52,6 +52,7 @@ from gyre_hpc.transport.messages import (
     Serial,
     Shutdown,
     StartBatch,
+    StepDone,
     SwitchFailed,
     TrainerRestored,
     WeightsPublished,
@@ -89,6 +90,7 @@ class Peer:
 
     def __init__(self, process: LocalProcess, link: PeerLink) -> None:
         self.process, self.link = process, link
+        self.steps: list[StepDone] = []
 
     def send(self, message: Message) -> None:
         self.link.send(message)
@@ -96,7 +98,8 @@ class Peer:
     async def expect(self, kind: type[Expected]) -> Expected:
         """The next message, which must be of this kind."""
         async with asyncio.timeout(PATIENCE_S):
-            message = await self.link.receive()
+            while isinstance(message := await self.link.receive(), StepDone):
+                self.steps.append(message)
         assert isinstance(message, kind), f"{message} is not a {kind.__name__}"
         return message
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gyre_hpc.controller.cell_table import MAX_DOUBTS, CellHooks, CellTable
+from gyre_hpc.controller.cell_rows import CellHooks
+from gyre_hpc.controller.cell_table import MAX_DOUBTS, CellTable
 from gyre_hpc.controller.phases import Phase
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gyre_hpc.config import ScheduleConfig
 from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.cell_table import Cell
+from gyre_hpc.controller.cell_rows import Cell
 from gyre_hpc.controller.evaluations import EvaluationPoint
 from gyre_hpc.controller.executions import Execution
 from gyre_hpc.controller.idle import IdleMeter, role_and_cause

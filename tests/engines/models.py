@@ -30,13 +30,14 @@ def write_model(
     kv_heads: int = 1,
     layers: int = 2,
     eos: list[int] | None = None,
+    vocabulary: int = VOCABULARY,
 ) -> Path:
     """A model folder in Hugging Face layout with random weights, far from uniform."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": 24,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
 from gyre_hpc.gateway.edge import Edge
+from gyre_hpc.gateway.pages import PageMover
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
@@ -118,7 +119,13 @@ class RunningGateway:
 
     @classmethod
     async def start(
-        cls, rendering: Rendering, folder: Path, *, listening: socket.socket | None = None, **settings: Any
+        cls,
+        rendering: Rendering,
+        folder: Path,
+        pages: Callable[[Router], PageMover] = PageMover.still,
+        *,
+        listening: socket.socket | None = None,
+        **settings: Any,
     ) -> RunningGateway:
         script, engines, faults = Script(rendering), {}, []
         settings = {
@@ -133,7 +140,7 @@ class RunningGateway:
         path = folder / "gateway-001000.log"
         logged = read_for_restore(path)
         log = CallLog(path, incarnation=1000, end=logged.offset)
-        app = GatewayApp(rendering, router, log, GatewayConfig(**settings), max_context)
+        app = GatewayApp(rendering, router, log, GatewayConfig(**settings), max_context, pages=pages(router))
         restore(app, logged)
         app.open_execution(7, 1, KEY)
         runner = gateway_runner(app, 0.1)

@@ -43,6 +43,12 @@ async def restarted(before: RunningGateway, folder: Path, **settings: Any) -> Ru
     return await RunningGateway.start(before.app.rendering, folder, **settings)
 
 
+def cut_with_pages(gateway: RunningGateway) -> None:
+    """As if the call under way had had 5 pages on the cell it left."""
+    for call in gateway.app.executions[7, 1].calls.values():
+        call.pages_cut = 5 if call.finish is None else 0
+
+
 async def eventful(gateway: RunningGateway) -> tuple[Call, asyncio.Task[dict[str, Any]]]:
     """An attempt with a lost call, a held, moved and complete one, a refusal for its budget, and a call under way."""
     gateway.engines["http://refusing"] = Refusing(gateway.script)
@@ -56,13 +62,15 @@ async def eventful(gateway: RunningGateway) -> tuple[Call, asyncio.Task[dict[str
     gateway.engine(0, die_after=3)
     while not gateway.faults:
         await asyncio.sleep(0.005)
-    gateway.engine(1)
+    cut_with_pages(gateway)
+    gateway.engine(1, cached=4)
     assert (await held)["status"] == 200
     gateway.engine(1, version=1, die_after=2)
     running = asyncio.create_task(gateway.chat([{**ASK, "content": "on"}]))
     while len(gateway.faults) < 2:
         await asyncio.sleep(0.005)
-    last = gateway.engine(2, pause_after=1)
+    cut_with_pages(gateway)
+    last = gateway.engine(2, pause_after=1, cached=4)
     await last.waiting.wait()
     (call,) = [call for call in gateway.app.executions[7, 1].calls.values() if call.finish is None]
     while not call.stalls:
@@ -81,7 +89,8 @@ async def test_every_counter_of_an_account_survives_a_restart(rendering: Renderi
     assert asdict(restored.account) == account
     again = restored.calls[call.id]
     assert call.reroutes == call.stalls == 1 and call.recomputed_tokens and call.held_s
-    for counter in ("reroutes", "stalls", "recomputed_tokens", "held_s"):
+    assert (call.pages_due, call.pages_found) == (5, 4)
+    for counter in ("reroutes", "stalls", "recomputed_tokens", "held_s", "pages_due", "pages_found"):
         assert getattr(again, counter) == getattr(call, counter)
     running.cancel()
     await after.stop()

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from gyre_hpc.engines.sglang.page_keys import NAMESPACE, page_keys, rank_layout
+from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
 from gyre_hpc.kv.page_store import PageKey, PageStore
 
 POLL_S: Final = 0.02
@@ -35,3 +37,17 @@ async def kept_pages(
         if more:
             here, news = here + more, time.monotonic()
     return list(keys[:here])
+
+
+async def written_through(
+    store: PageStore, seed: str, kv_key: str, ids: EncodedIds, page_tokens: int, lease_s: float
+) -> ExportAnswer:
+    """The pages of these ids that an engine of one rank has written to the store (`seed`: `arguments.layout_seed`)."""
+    keys = page_keys(seed, kv_key, ids.ids(), page_tokens)[: full_pages(ids.count, page_tokens)]
+    kept = await kept_pages(store, keys, lease_s)
+    return ExportAnswer(
+        layout=rank_layout(seed).hex(),
+        page_tokens=page_tokens,
+        keys=[key.prefix.hex() for key in kept],
+        namespace=NAMESPACE,
+    )

@@ -20,10 +20,12 @@ import torch
 
 from gyre_hpc.engines.torch.attention import Segment, decode_attention, prefill_attention
 from gyre_hpc.engines.torch.calls import Call, Finish, Stage
+from gyre_hpc.engines.torch.host_pages import HostPages
 from gyre_hpc.engines.torch.model import Qwen3
 from gyre_hpc.engines.torch.pool import PagePool, PrefixKeys
 from gyre_hpc.engines.torch.sampling import sample
 from gyre_hpc.errors import IllegalTransition
+from gyre_hpc.kv.page_store import PageStore
 
 PREFILL_TOKENS = 1024
 """Tokens of one prefill chunk: about 50 ms on a CPU core for a model of 0.4M parameters."""
@@ -36,6 +38,9 @@ class Counters:
     tokens_sampled: int = 0
     tokens_prefilled: int = 0
     tokens_cached: int = 0
+    tokens_fetched: int = 0
+    """Of those cached, the ones whose pages came from the host store."""
+    pages_exported: int = 0
     retractions: int = 0
     busy_s: float = 0.0
 
@@ -55,11 +60,13 @@ class Batcher:
         seed: int = 0,
         prefill_tokens: int = PREFILL_TOKENS,
         on_finish: Callable[[Call], None] = lambda call: None,
+        store: PageStore | None = None,
     ) -> None:
         self.model, self.version, self.capacity, self.max_context = model, version, capacity, max_context
         self.page_tokens, self.pages = page_tokens, pool_tokens // page_tokens + 1
         self.counters = Counters()
-        self._layout = model.shape.layout_digest(page_tokens)
+        self.layout = model.shape.layout_digest(page_tokens)
+        self.host = HostPages(store, self.layout, page_tokens) if store is not None else None
         self._prefill_tokens, self._on_finish = prefill_tokens, on_finish
         self._generator = torch.Generator().manual_seed(seed)
         self._waiting: deque[Call] = deque()
@@ -126,7 +133,7 @@ class Batcher:
                 f"sampling_params.max_new_tokens={call.max_new_tokens} after {call.prompt_tokens} input_ids is"
                 f" {wanted} tokens; this engine holds {limit} per call"
             )
-        call.keys = PrefixKeys(call.namespace, self._layout, self.page_tokens)
+        call.keys = PrefixKeys(call.namespace, self.layout, self.page_tokens)
         call.keys.extend(call.ids)
         self._waiting.append(call)
 
@@ -215,14 +222,29 @@ class Batcher:
         call.pages = cached + [
             page for page in (self.pool.allocate() for _ in range(needed)) if page is not None
         ]
-        call.computed = len(cached) * self.page_tokens
-        call.published, call.shares, call.stage = len(cached), True, Stage.PREFILLING
+        found = len(cached) + self._fetch(call, len(cached))
+        call.computed = found * self.page_tokens
+        call.published, call.shares, call.stage = found, True, Stage.PREFILLING
         if call.order < 0:
             call.order, self._admitted = self._admitted, self._admitted + 1
             call.cached_tokens = call.computed
             self.counters.tokens_cached += call.computed
         self._prefilling.append(call)
         return True
+
+    def _fetch(self, call: Call, cached: int) -> int:
+        """Fill the call's pages behind its `cached` ones from the host store, as far as it has them; how many."""
+        assert call.keys is not None
+        if self.host is None:
+            return 0
+        keys = self.host.keys(call.namespace, call.keys.keys[cached : self._reusable(call)])
+        for count, key in enumerate(keys):
+            page = call.pages[cached + count]
+            if not self.host.read(key, self.kv, page):
+                return count
+            self.pool.publish(page, key.prefix)
+            self.counters.tokens_fetched += self.page_tokens
+        return len(keys)
 
     # ---- prefill ------------------------------------------------------------------------------------------------
 

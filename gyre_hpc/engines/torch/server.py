@@ -63,6 +63,7 @@ class Endpoints:
             web.post("/update_weights_from_disk", self.update),
             web.post("/end_weight_update", self.end_update),
             web.post("/weights_checker", self.checker),
+            web.post("/kv/export", self.export),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/server_info", self.server_info),
@@ -137,6 +138,10 @@ class Endpoints:
         return _json(
             wire.CheckerAnswer(True, ranks=[wire.RankChecksum({}, digest)], per_engine_checksum=digest)
         )
+
+    async def export(self, request: web.Request) -> web.Response:
+        body = await _body(request, wire.ExportRequest)
+        return _json(await self._service.export(body.extra_key, body.input_ids, body.lease_s))
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -344,6 +349,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens-per-s", type=float, default=0.0, help="paced device; 0 = off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--kv-store", type=Path, help="folder of the cell's host store of KV pages")
+    parser.add_argument("--kv-store-mib", type=int, default=256)
     parser.add_argument("--api-key-stdin", action="store_true", help="the bearer token comes on stdin")
     parser.add_argument("--parent", type=int, help="pid of the starting process, to die with it")
     return parser.parse_args(argv)
@@ -376,6 +383,8 @@ def main(argv: list[str] | None = None) -> None:
         weight_version=args.weight_version,
         seed=args.seed,
         tokens_per_s=args.tokens_per_s,
+        kv_store=args.kv_store,
+        kv_store_bytes=args.kv_store_mib << 20,
     )
     try:
         uvloop.run(serve(options, args.host, args.port, args.port_file, token))

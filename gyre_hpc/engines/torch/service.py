@@ -23,12 +23,16 @@ from gyre_hpc.engines import wire
 from gyre_hpc.engines.torch.batching import Batcher
 from gyre_hpc.engines.torch.calls import Call
 from gyre_hpc.engines.torch.model import Qwen3
+from gyre_hpc.engines.torch.pool import PrefixKeys
 from gyre_hpc.engines.weights import read_weights, weights_digest
 from gyre_hpc.errors import GyreError, IllegalTransition
+from gyre_hpc.kv.page_store import PageStore
 from gyre_hpc.models.shape import read_shape
 
 FLUSH_INTERVAL_S = 0.05
 """Longest time a sampled token waits for its event."""
+EXPORT_PAGES = 32
+"""Pages written to the host store between two steps."""
 PACE_BURST_S = 0.1
 """Seconds of unused allowance a paced engine may catch up."""
 
@@ -45,6 +49,9 @@ class Options:
     weight_version: str
     seed: int
     tokens_per_s: float
+    kv_store: Path | None = None
+    """Folder of the cell's host store of KV pages."""
+    kv_store_bytes: int = 0
 
 
 class Unavailable(GyreError):
@@ -83,6 +90,7 @@ class Service:
             version=options.weight_version,
             seed=options.seed,
             on_finish=self._finished,
+            store=PageStore(options.kv_store, options.kv_store_bytes) if options.kv_store else None,
         )
 
     # ---- the loop -----------------------------------------------------------------------------------------------
@@ -203,6 +211,31 @@ class Service:
         self.batcher.set_version(self.batcher.version if version is None else version, flush=flush)
         self._work.set()
 
+    async def export(self, namespace: str, ids: list[int], lease_s: float) -> wire.ExportAnswer:
+        """Have the host store keep the findable full pages of `ids`, leased, while calls go on. Raises Unavailable."""
+        batcher, host = self.batcher, self.batcher.host
+        if host is None or "kv_cache" in self.released:
+            raise Unavailable("no KV pages to export", fix="start the engine with --kv-store")
+        chain = PrefixKeys(namespace, batcher.layout, batcher.page_tokens)
+        chain.extend(ids)
+        keys, pool, kv = host.keys(namespace, chain.keys), batcher.pool, batcher.kv
+        pages = pool.acquire_prefix(chain.keys)
+        there = host.lease(keys, lease_s)
+        try:
+            for first in range(there, len(pages), EXPORT_PAGES):
+                some = slice(first, first + EXPORT_PAGES)
+                host.write(keys[some][: len(pages) - first], kv, pages[some], lease_s)
+                await asyncio.sleep(0)
+        finally:
+            pool.release(pages)
+        batcher.counters.pages_exported += max(0, len(pages) - there)
+        found = host.lease(keys, lease_s)
+        return wire.ExportAnswer(
+            layout=batcher.layout.hex(),
+            page_tokens=batcher.page_tokens,
+            keys=[key.prefix.hex() for key in keys[:found]],
+        )
+
     def checksum(self) -> str:
         """Digest of the weights being served."""
         if not self.weights_loaded:
@@ -232,10 +265,12 @@ class Service:
             tokens_sampled=counters.tokens_sampled,
             tokens_prefilled=counters.tokens_prefilled,
             tokens_cached=counters.tokens_cached,
+            tokens_fetched=counters.tokens_fetched,
+            pages_exported=counters.pages_exported,
             retractions=counters.retractions,
             busy_s=counters.busy_s,
             incremental_streaming_output=True,
-            capabilities=wire.Capabilities(frees_memory=True),
+            capabilities=wire.Capabilities(frees_memory=True, can_export_live=batcher.host is not None),
         )
 
     def _require_idle(self, what: str) -> None:

@@ -94,8 +94,10 @@ from gyre_hpc.transport.messages.runner import (
     ForgetExecution,
     StartExecution,
 )
+from gyre_hpc.transport.messages.steps import DONE, StepDone
 
 __all__ = [
+    "DONE",
     "AcceptChannel",
     "AskedToEnd",
     "AssessExecution",
@@ -163,6 +165,7 @@ __all__ = [
     "StartExecution",
     "StartPostponed",
     "StartProcess",
+    "StepDone",
     "SwitchFailed",
     "SwitchPostponed",
     "TrainerRestored",
@@ -190,6 +193,7 @@ FromPeer = (
     | ExecutionAssessed
     | GroupProcessed
     | ShardSealed
+    | StepDone
     | CellSwitched
     | SwitchFailed
     | SwitchPostponed

@@ -97,6 +97,8 @@ class CellSwitched(Message, frozen=True):
     address: str
     phases: dict[str, float]
     serial: Serial
+    port: str = ""
+    """Address of the cell's page port; "" = its KV pages do not move."""
 
 
 class SwitchFailed(Message, frozen=True):

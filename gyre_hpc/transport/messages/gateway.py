@@ -30,12 +30,15 @@ class Route(Message, frozen=True):
     capacity: int
     version: Version
     serial: Serial
+    port: str = ""
+    """Address of the cell's page port; "" = its KV pages do not move."""
 
 
 class Unroute(Message, frozen=True):
     """Stop sending calls to the cell; let running calls finish for `drain_s`, then cut and re-route them.
 
-    `gone` means the engine is dead: nothing can be asked of it. Answered with Unrouted.
+    `gone` means the engine is dead: nothing can be asked of it. `moves`: its KV pages are good elsewhere. Answered with
+    Unrouted.
     """
 
     cell: CellId
@@ -43,6 +46,7 @@ class Unroute(Message, frozen=True):
     cause: str
     serial: Serial
     gone: bool = False
+    moves: bool = False
 
 
 class Unrouted(Message, frozen=True):
@@ -75,6 +79,10 @@ class ExecutionSealed(Message, frozen=True):
     held_s: float
     incomplete: bool
     budget_exhausted: bool
+    pages_due: int = 0
+    """Full KV pages that moved calls had on the cells they left, those alive when they left."""
+    pages_found: int = 0
+    """Of these, the ones they found where they went on."""
     stalls: int = 0
     """Silences of an engine under a call of the attempt of `gateway.stall_alarm_s` and more."""
     calls_unknown: int = 0
