@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_hpc.engines import wire
-from gyre_hpc.engines.client import Chunk, EngineClient, EngineRefused, EngineUnreachable, generate_options
+from gyre_hpc.engines.client import (
+    Chunk,
+    EngineClient,
+    EngineRefused,
+    EngineUnreachable,
+    PromptChanged,
+    generate_options,
+)
 from gyre_hpc.errors import ProtocolViolation
 
 IDS = [11, 12, 13, 14, 15]
@@ -174,6 +181,12 @@ async def test_a_refusal_quotes_the_reason_in_every_shape(body: bytes, reason: s
 async def test_an_answer_that_cannot_be_true_is_a_protocol_violation(bad: bytes, named: str) -> None:
     async with serving(stream(bad)) as client:
         with pytest.raises(ProtocolViolation, match=named):
+            await chunks(client)
+
+
+async def test_a_prompt_of_another_length_is_another_prompt() -> None:
+    async with serving(stream(event(0, 2, prompt_tokens=4))) as client:
+        with pytest.raises(PromptChanged):
             await chunks(client)
 
 

@@ -16,6 +16,7 @@ from gyre_hpc.engines.client import Chunk, EngineClient, EngineRefused
 from gyre_hpc.engines.torch.server import Endpoints, listen
 from gyre_hpc.engines.torch.service import Options, Service
 from gyre_hpc.engines.weights import read_weights, weights_digest
+from gyre_hpc.engines.wire import ids_xxh3
 from gyre_hpc.records import Version
 
 from .models import PAGE, transformers_logprobs, write_model
@@ -105,6 +106,11 @@ async def test_concurrent_streams_carry_the_logprobs_of_transformers(engine: Eng
         expected = transformers_logprobs(model, prompt + answer.ids, len(prompt))
         np.testing.assert_allclose(answer.logprobs, expected, atol=1e-5)
     assert sorted(answer.cached_tokens for answer in answers) == [0] + [3 * PAGE] * 5
+
+
+async def test_the_first_chunk_says_which_prompt_was_given(engine: Engine) -> None:
+    told = [chunk.prompt_xxh3 async for chunk in engine.client.generate("told.", PROMPT, 20, "w0")]
+    assert told[0] == ids_xxh3(PROMPT) and not any(told[1:])
 
 
 async def test_an_aborted_call_returns_what_it_has_and_continues_with_it(engine: Engine, model: Path) -> None:

@@ -23,7 +23,7 @@ from gyre_hpc.bench.tree import call_record
 from gyre_hpc.errors import CorruptRecord, MissingInput, StorageFull
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import Assessment, CallRecord, ClosingReason, Delivery, ExecutionId, GroupId, LeafRole
-from gyre_hpc.shards.encode import Derivation, ExecutionRecord, encode
+from gyre_hpc.shards.encode import Derivation, ExecutionRecord, decode, encode
 from gyre_hpc.shards.export import TargetExists, export
 from gyre_hpc.shards.format import Tables, same_column
 from gyre_hpc.shards.manifest import read_manifest
@@ -125,9 +125,9 @@ def recorded(draw: st.DrawFn) -> list[CallRecord]:
         delta = np.array(draw(st.lists(st.integers(0, 2), min_size=1, max_size=3)), np.int32)
         output = np.array(draw(st.lists(st.integers(0, 2), max_size=3)), np.int32)
         role, name = draw(st.sampled_from(LeafRole)), draw(st.text(max_size=5))
-        calls.append(
-            call_record(ordinal, np.concatenate([base, delta]), output, role=role, call=f"{ordinal}{name}")
-        )
+        call = call_record(ordinal, np.concatenate([base, delta]), output, role=role, call=f"{ordinal}{name}")
+        forks = draw(st.sampled_from([(), ("foreign_turn",), ("token_law", "bridge_refused")]))
+        calls.append(replace(call, forks=forks))
     return calls
 
 
@@ -149,6 +149,25 @@ def test_any_recorded_calls_survive_and_verify(
     with ShardReader(path) as shard:
         for index, record in enumerate(records):
             assert_equal(shard.tables(index), encode(record, DERIVATION))
+            again = shard.record(index).strands.calls
+            assert [c.record.forks for c in again] == [c.record.forks for c in record.strands.calls]
+
+
+def test_forks_are_counted_by_reason_and_a_broken_token_law_has_no_reward(run: RunLayout) -> None:
+    lawful, unlawful = execution(1), execution(2)
+    for record, forks in ((lawful, ("foreign_turn",)), (unlawful, ("foreign_turn", "token_law"))):
+        laid = record.strands.calls[1]
+        laid.record = replace(laid.record, forks=forks)
+    sealed(run, lawful, unlawful)
+    assert stats(run.root).forks_by_reason == {"foreign_turn": 2, "token_law": 1}
+    assert (show(run.root, 1).record.reward, show(run.root, 2).record.reward) == (0.25, None)
+    assert show(run.root, 2).calls[1].forks == ("foreign_turn", "token_law")
+
+
+def test_calls_of_a_shard_without_the_column_have_no_forks() -> None:
+    tables = encode(execution(1), DERIVATION)
+    del tables["raw/calls"]["forks"]
+    assert all(laid.record.forks == () for laid in decode(tables).strands.calls)
 
 
 def test_a_batch_is_due_by_count_or_age(run: RunLayout) -> None:
