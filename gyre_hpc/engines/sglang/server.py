@@ -51,12 +51,12 @@ def publish(port_file: Path, host: str, port: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Serve until told to end by SIGINT, or SIGTERM unless it is ignored."""
+    """Serve until told to end by SIGINT, or by SIGTERM if it has no parent to judge it."""
     options = _arguments(argv)
     if options.parent is not None:
         _die_with(options.parent)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        # SGLang installs a handler of its own; blocked, the signal reaches neither it nor its children.
+        # SIGTERM is Slurm's to the whole step: the parent judges it. SGLang has a handler of its own, for which, and in whose
+        # children, a blocked signal never arrives.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     token = sys.stdin.read() if options.api_key_stdin else ""
     if options.api_key_stdin and not token:

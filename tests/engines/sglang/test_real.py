@@ -110,6 +110,17 @@ async def test_the_token_is_in_no_place_where_others_look(pair: Pair) -> None:
         assert engine.token not in engine.log_path.read_text()
 
 
+async def test_a_notice_to_the_whole_step_ends_no_process_of_it(pair: Pair, clients: Clients) -> None:
+    engine = pair.engines[0]
+    assert engine.pid is not None
+    before = group_members(engine.pid)
+    for pid in before:
+        os.kill(pid, signal.SIGTERM)
+    out = await Output().of(clients[0], prompt(8, 30), 20, "w0")
+    assert out.finish == "length"
+    assert group_members(engine.pid) == before
+
+
 async def test_a_live_call_moves_with_its_pages_and_loses_no_token(pair: Pair, clients: Clients) -> None:
     a, b = clients
     ids, first = prompt(2, 600), Output()
