@@ -28,6 +28,7 @@ def sglang() -> list[str]:
         "engine=sglang",
         "engine.sglang.device=cpu",
         f"engine.sglang.python={sglang_python()}",
+        "engine.page_tokens=16",
         "engine.pool_tokens=8192",
         f"engine.start_timeout_s={LONG_S:g}",
         f"cluster.start_timeout_s={LONG_S:g}",
