@@ -2,7 +2,8 @@
 
 Pure. A claim lives as long as its cell: losing the cell returns all its claims, done ones included, because a gradient
 enters the sum only with the cell's one committed contribution. A micro-step whose region could not be pulled is unclaimed
-and withheld until it is published at another place. Oldest version first, then order of arrival.
+and withheld until it is published at another place. Oldest version first, then the largest, so that the last ones are small
+and cells finish together; then order of arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ClaimsLedger:
     batch: int
     groups: set[GroupId] = field(default_factory=set)
     _refs: dict[str, MicroStepRef] = field(default_factory=dict)
-    _queue: list[tuple[int, int, str]] = field(default_factory=list)
+    _queue: list[tuple[int, int, int, str]] = field(default_factory=list)
     _claimed: dict[str, CellId] = field(default_factory=dict)
     _done: dict[CellId, list[str]] = field(default_factory=dict)
     _withheld: set[str] = field(default_factory=set)
@@ -77,13 +78,13 @@ class ClaimsLedger:
 
     def _push(self, ref: MicroStepRef) -> None:
         self._arrivals += 1
-        heapq.heappush(self._queue, (ref.version, self._arrivals, ref.id))
+        heapq.heappush(self._queue, (ref.version, -ref.tokens, self._arrivals, ref.id))
 
     def claim(self, cell: CellId) -> MicroStepRef | None:
-        """Give the oldest unclaimed micro-step to `cell`, or None when there is none."""
+        """Give the largest of the oldest unclaimed micro-steps to `cell`, or None when there is none."""
         if not self._queue:
             return None
-        _, _, name = heapq.heappop(self._queue)
+        *_, name = heapq.heappop(self._queue)
         self._claimed[name] = cell
         self.first_claim_taken = True
         return self._refs[name]

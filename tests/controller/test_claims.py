@@ -33,6 +33,14 @@ def test_the_oldest_version_is_claimed_first() -> None:
     assert first is not None and first.version == 3
 
 
+def test_the_last_micro_steps_of_a_version_are_small() -> None:
+    ledger = ClaimsLedger(0)
+    for group, version, tokens in ((0, 3, 10), (1, 3, 90), (2, 1, 20), (3, 3, 40), (4, 3, 90)):
+        ledger.add_group(GroupId(group), (msgspec.structs.replace(ref(group, 0, version), tokens=tokens),))
+    claimed = [ledger.claim(CellId(0)) for _ in range(5)]
+    assert [one.group for one in claimed if one is not None] == [2, 1, 4, 3, 0]
+
+
 def test_losing_a_cell_returns_claimed_and_done_work() -> None:
     ledger = ledger_with((1, 3, 0))
     done = ledger.claim(CellId(1))
