@@ -50,7 +50,8 @@ def _context(lineage: Lineage, logged: LoggedCall, contexts: dict[str, Context])
     if base is None:
         context = Context(None, logged.delta, len(logged.delta))
     elif logged.length == opened.shared == base.length:
-        return contexts[base.opened.call]
+        context = lineage.contexts[opened.context] = contexts[base.opened.call]
+        return context
     else:
         kept = opened.shared - base.length
         tail = np.concatenate([base.output()[:kept], logged.delta])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from gyre_hpc.gateway.lineage import Mismatch
 from gyre_hpc.gateway.rendering import Rendering
 
 from .bent import DIALECTS, Harness, Json, answered, begun, echoed
+from .fakes import RunningGateway
 
 TEXT = "the very same answer"
 TOOL = 'go\n<tool_call>\n{"name": "t", "arguments": {"a": 1}}\n</tool_call>'
@@ -78,6 +81,34 @@ def test_handles_that_come_and_go_do_not_make_another_context(rendering: Renderi
     known = harness.lineage.prompt(harness.request()).context
     harness.messages[1] = {"role": "assistant", "content": TEXT}
     assert harness.lineage.prompt(harness.request()).context is known
+
+
+async def test_one_prompt_under_two_spellings_survives_a_restart(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    """With its reasoning and without it the echo leads to the same prompt, asked for under two digests."""
+    gateway.engine(0)
+    gateway.script.answers = ["<think>\nhm\n</think>\n\none<|im_end|>", "two<|im_end|>"]
+    ask = {"role": "user", "content": "go"}
+    echo = (await gateway.chat([ask]))["choices"][0]["message"]
+    assert echo["reasoning_content"]
+    bare = {"role": "assistant", "content": "one"}
+    await gateway.chat([ask, echo, ask])
+    gateway.script.outputs.pop()
+    gateway.script.answers = ["three<|im_end|>"]
+    await gateway.chat([ask, bare, ask])
+    (tmp_path / "again").mkdir()
+    shutil.copy(gateway.path, tmp_path / "again")
+    again = await RunningGateway.start(gateway.app.rendering, tmp_path / "again")
+    again.engine(0)
+    again.script.answers = ["four<|im_end|>"]
+    assert (await again.chat([ask, bare, ask, {"role": "assistant", "content": "three"}, ask]))[
+        "status"
+    ] == 200
+    *_, third, fourth = await again.records()
+    known = [*third.prompt_ids, *third.output_ids]
+    assert fourth.prompt_ids[: len(known)].tolist() == known and fourth.forks == ()
+    await again.stop()
 
 
 step = st.tuples(st.integers(0, 9), st.sampled_from(["", "a", "b"]), st.sampled_from([TEXT, "other", TOOL]))
