@@ -147,8 +147,8 @@ class GatewayApp:
             raise invalid(f"the model's renderer refuses this conversation: {error}") from error
         self._accept(execution, request, prompt)
         key = digest([prompt.digest, request.max_tokens, request.stop])
-        earlier = execution.by_request.get(key)
-        if earlier is not None and earlier.attachable:
+        earlier = execution.repeats.attachable(key)
+        if earlier is not None:
             if earlier.task is None and earlier.finish is None:
                 self._start(execution, earlier)
             return earlier
@@ -234,17 +234,21 @@ class GatewayApp:
         )
         execution.account.calls_unknown += role is LeafRole.UNKNOWN
         execution.calls[call.id] = call
-        execution.by_request[key] = call
+        execution.repeats.add(call)
         self._start(execution, call)
         return call
 
     def _start(self, execution: Execution, call: Call) -> None:
+        """Generate, from the tokens received so far if it was cut before."""
+        if call.left:
+            call.left = False
+            self._sampler.note(call)
         call.task = self._spawn(self._generate(execution, call))
 
     async def _generate(self, execution: Execution, call: Call) -> None:
-        """Generate to the end and record the finish, whatever the end is."""
-        left_s = call.started + self.settings.call_deadline_s - time.time()
-        deadline = asyncio.get_running_loop().call_later(left_s, self._late, call)
+        """Generate to the end and record the finish, whatever the end is, unless its client left it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(self.settings.call_deadline_s, self._late, call)
         try:
             await self._sampler.run(execution, call)
             self._complete(execution, call)
@@ -258,7 +262,17 @@ class GatewayApp:
         finally:
             deadline.cancel()
             call.go_on()
-            self._finish(execution, call)
+            if call.left and call.answer is None and not call.lost:
+                self._lay_aside(execution, call)
+            else:
+                self._finish(execution, call)
+
+    def _lay_aside(self, execution: Execution, call: Call) -> None:
+        """The call is cut at its engine and keeps what it received; a client that came meanwhile makes it go on."""
+        call.task = None
+        self._sampler.note(call)
+        if call.clients:
+            self._start(execution, call)
 
     def _late(self, call: Call) -> None:
         """The call's deadline is over."""
@@ -331,7 +345,14 @@ class GatewayApp:
             self._forget(execution, call)
         elif call.clients == 0 and call.finish is None and call.task is not None:
             loop = asyncio.get_running_loop()
-            call.abandonment = loop.call_later(self.settings.attach_grace_s, call.task.cancel)
+            call.abandonment = loop.call_later(self.settings.attach_grace_s, self._leave_alone, call)
+
+    @staticmethod
+    def _leave_alone(call: Call) -> None:
+        """Nobody came back for the call: its engine has better things to do."""
+        assert call.task is not None
+        call.left = True
+        call.task.cancel()
 
     def _accept(self, execution: Execution, request: Request, prompt: Prompt) -> None:
         """Calls whose handles come back were accepted, however they were delivered."""
@@ -348,18 +369,22 @@ class GatewayApp:
     def _forget(execution: Execution, call: Call) -> None:
         """A delivered call can neither be attached to nor change any more."""
         execution.calls.pop(call.id, None)
-        if execution.by_request.get(call.request) is call:
-            del execution.by_request[call.request]
+        execution.repeats.forget(call)
 
     async def _abandon(self, execution: Execution, call: Call) -> None:
         """End a call's generation; its records say how far it came."""
         if call.abandonment is not None:
             call.abandonment.cancel()
+        unclaimed, call.left = call.left, False
         if call.task is not None:
             call.task.cancel()
             await asyncio.wait({call.task})
         if call.finish is None:
-            call.lost = f"call {call.id} was cut by a restart of the gateway and never asked for again"
+            call.lost = (
+                ""
+                if unclaimed
+                else f"call {call.id} was cut by a restart of the gateway and never asked for again"
+            )
             self._finish(execution, call)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

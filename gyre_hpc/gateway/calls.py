@@ -11,6 +11,7 @@ from typing import Final
 from gyre_hpc.gateway.canonical import History
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.gateway.rendering import ParsedAnswer
+from gyre_hpc.gateway.repeats import Repeats
 from gyre_hpc.gateway.roles import Past
 from gyre_hpc.kv.offers import Imported, Offer
 from gyre_hpc.records import CellId, Delivery, FinishReason, Version
@@ -64,6 +65,8 @@ class Call:
     delivery: Delivery = Delivery.NONE
     accepted: bool = False
     clients: int = 0
+    left: bool = False
+    """Its client left and nobody came for it within the grace: cut at its engine, and open to a repeat that goes on with it."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     abandonment: asyncio.TimerHandle | None = None
@@ -141,7 +144,7 @@ class Execution:
     lineage: Lineage
     history: History = field(default_factory=History)
     calls: dict[str, Call] = field(default_factory=dict)
-    by_request: dict[bytes, Call] = field(default_factory=dict)
+    repeats: Repeats = field(default_factory=Repeats)
     home: CellId | None = None
     tips: deque[tuple[Context, list[int]]] = field(default_factory=lambda: deque(maxlen=TIPS))
     """Prompt and output of the newest complete calls, whose pages the next ones will look for."""

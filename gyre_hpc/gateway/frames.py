@@ -136,6 +136,8 @@ class CallProgress(msgspec.Struct, array_like=True, tag=9, frozen=True):
     stalls: int
     pages_due: int = 0
     pages_found: int = 0
+    left: bool = False
+    """Cut because its client had left."""
 
 
 class LawBroken(msgspec.Struct, array_like=True, tag=10, frozen=True):

@@ -121,5 +121,6 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
         call.held_s, call.recomputed_tokens = progress.held_s, progress.recomputed_tokens
         call.reroutes, call.stalls = progress.reroutes, progress.stalls
         call.pages_due, call.pages_found = progress.pages_due, progress.pages_found
+        call.left = progress.left
     execution.calls[call.id] = call
-    execution.by_request[call.request] = call
+    execution.repeats.add(call)

@@ -80,7 +80,7 @@ class Sampler:
                 self._router.release(lease)
             if call.ending is None:
                 call.reroutes += 1
-                self._note(call)
+                self.note(call)
             barren = barren + 1 if failed and len(call.ids) == received else 0
             if barren >= BARREN_MOVES and call.ending is None:
                 raise CallLost(f"{barren} engines in a row failed call {call.id} without a token")
@@ -151,7 +151,7 @@ class Sampler:
         def stalled(seconds: float) -> None:
             log.warning("cell %d: no token of call %s for %.0f s", lease.cell, call.id, seconds)
             call.stalls += 1
-            self._note(call)
+            self.note(call)
 
         return SilenceWatch(
             settings.stall_alarm_s, settings.engine_silence_s, stalled, lambda: limit.reschedule(now())
@@ -195,9 +195,9 @@ class Sampler:
             call.cached_tokens = cached
         call.prefilled = True
         if call.reroutes or call.held_s >= NOTED_S:
-            self._note(call)
+            self.note(call)
 
-    def _note(self, call: Call) -> None:
+    def note(self, call: Call) -> None:
         """What the call went through is on disk, for a worker that has to go on with it."""
         self._log.append_soon(
             CallProgress(
@@ -208,6 +208,7 @@ class Sampler:
                 call.stalls,
                 call.pages_due,
                 call.pages_found,
+                call.left,
             )
         )
 

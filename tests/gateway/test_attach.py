@@ -85,17 +85,67 @@ async def test_a_call_nobody_asks_for_again_stops_burning_the_engine(
 ) -> None:
     gateway = await RunningGateway.start(rendering, tmp_path, attach_grace_s=0.05)
     gateway.script.answers = ["first<|im_end|>"]
-    call = await left_behind(gateway, gateway.engine(pause_after=2))
-    await call.done.wait()
-    gateway.script.outputs.clear()
-    gateway.script.answers = ["second<|im_end|>"]
-    gateway.engines["http://cell-0-0"].go.set()
-    assert (await gateway.chat(ASK))["choices"][0]["message"]["content"] == "second"
+    await left_behind(gateway, gateway.engine(pause_after=2))
+    while gateway.app.router.running() != {0: 0}:
+        await asyncio.sleep(0.005)
     account, _ = await gateway.app.close_execution(7, 1)
-    assert account.calls_lost == 0
-    first, second = await gateway.records()
-    assert (first.finish, first.accepted, len(first.output_ids)) == (FinishReason.ABORT, False, 2)
-    assert second.accepted
+    assert (account.calls_lost, account.tokens_sampled) == (0, 2)
+    (record,) = await gateway.records()
+    assert (record.finish, record.accepted, len(record.output_ids)) == (FinishReason.ABORT, False, 2)
+    await gateway.stop()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_call_that_was_left_goes_on_from_its_received_tokens_when_it_is_asked_for_again(
+    rendering: Rendering, tmp_path: Path, killed: bool
+) -> None:
+    gateway = await RunningGateway.start(rendering, tmp_path, attach_grace_s=0.05)
+    gateway.script.answers = ["first<|im_end|>"]
+    engine = gateway.engine(pause_after=2)
+    call = await left_behind(gateway, engine)
+    while call.task is not None:
+        await asyncio.sleep(0.005)
+    engine.go.set()
+    if killed:
+        after = await restarted(gateway, tmp_path)
+        after.script.outputs = gateway.script.outputs
+        engine = after.engine()
+        await gateway.stop()
+        gateway = after
+    assert (await gateway.chat(ASK))["choices"][0]["message"]["content"] == "first"
+    assert engine.requests[-1][1] == engine.requests[0][1][: call.context.length] + call.ids[:2]
+    (record,) = await gateway.records()
+    assert record.accepted and record.finish is FinishReason.STOP
+    await gateway.stop()
+
+
+async def test_a_call_that_was_left_is_not_lost_by_a_restart(rendering: Rendering, tmp_path: Path) -> None:
+    gateway = await RunningGateway.start(rendering, tmp_path, attach_grace_s=0.05)
+    gateway.script.answers = ["first<|im_end|>"]
+    call = await left_behind(gateway, gateway.engine(pause_after=2))
+    while call.task is not None:
+        await asyncio.sleep(0.005)
+    await gateway.app.log.sync()
+    after = await restarted(gateway, tmp_path)
+    account, _ = await after.app.close_execution(7, 1)
+    assert (account.calls, account.calls_lost) == (1, 0)
+    await after.stop()
+    await gateway.stop()
+
+
+async def test_a_client_that_comes_while_its_call_is_being_cut_gets_the_answer(
+    rendering: Rendering, tmp_path: Path
+) -> None:
+    gateway = await RunningGateway.start(rendering, tmp_path, attach_grace_s=60.0)
+    gateway.script.answers = ["first<|im_end|>"]
+    engine = gateway.engine(pause_after=2)
+    call = await left_behind(gateway, engine)
+    gateway.app._leave_alone(call)
+    gateway.app.arrive(call)
+    engine.pause_after = None
+    await call.done.wait()
+    assert call.answer is not None and call.answer.content == "first"
+    await gateway.stop()
 
 
 async def test_an_echoed_handle_accepts_a_call_whose_delivery_was_not_complete(

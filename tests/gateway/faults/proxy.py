@@ -1,0 +1,201 @@
+"""A fault-injecting proxy between the gateway and one real engine.
+
+It hands tokens on one by one, so that every phase of an answer can be met exactly. Armed, each call that reaches the
+phase is treated once: cut by an abort at the engine, or reset, or held. Held calls stay silent until their connection
+ends; `caught` counts those treated. Unarmed it only relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from gyre_hpc.gateway.rendering import Rendering
+
+INTO = 3
+"""Tokens of a part after which a call is in the middle of it: every part has four letters at least."""
+
+
+class Phase(enum.StrEnum):
+    """How far the gateway has received an answer."""
+
+    BEFORE_FIRST_TOKEN = "before_first_token"
+    MID_THINKING = "mid_thinking"
+    MID_TEXT = "mid_text"
+    MID_TOOL_CALL = "mid_tool_call"
+    AFTER_LAST_TOKEN = "after_last_token"
+
+
+class Treatment(enum.StrEnum):
+    """What happens to a call that reaches the phase."""
+
+    ABORT = "abort"
+    RESET = "reset"
+    HOLD = "hold"
+
+
+_OPENS = {
+    Phase.MID_THINKING: ("<think>", INTO),
+    Phase.MID_TEXT: ("</think>", INTO),
+    Phase.MID_TOOL_CALL: ("<tool_call>", INTO),
+    Phase.AFTER_LAST_TOKEN: ("<|im_end|>", 0),
+}
+
+
+class FaultProxy:
+    """One proxy before the engine at `upstream`."""
+
+    def __init__(self, upstream: str, rendering: Rendering) -> None:
+        self._upstream = upstream
+        self._rendering = rendering
+        self._phase: Phase | None = None
+        self._treatment = Treatment.HOLD
+        self.arrived = 0
+        self.caught = 0
+        self.changed = asyncio.Event()
+        self._done: set[str] = set()
+
+    async def serve(self) -> None:
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/abort_request", self._abort)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    def arm(self, phase: Phase | None, treatment: Treatment = Treatment.HOLD) -> None:
+        """From here on calls that reach the phase are treated; None = relay only."""
+        self._phase, self._treatment = phase, treatment
+        self.arrived = self.caught = 0
+
+    async def until(self, *, arrived: int = 0, caught: int = 0) -> None:
+        """So many calls have come and been treated since `arm`."""
+        while self.arrived < arrived or self.caught < caught:
+            await self.changed.wait()
+
+    def _notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        async with self._session.post(f"{self._upstream}/abort_request", data=await request.read()) as answer:
+            return web.Response(status=answer.status, body=await answer.read())
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        rid = json.loads(body)["rid"]
+        self.arrived += 1
+        self._notify()
+        try:
+            async with self._session.post(f"{self._upstream}/generate", data=body) as answer:
+                assert answer.status == 200, await answer.text()
+                return await self._relay(request, rid, answer)
+        except (aiohttp.ClientError, ConnectionResetError):
+            self._reset(request)
+            return web.Response()
+
+    async def _relay(
+        self, request: web.Request, rid: str, answer: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        ids: list[int] = []
+        if self._reached(rid, ids):
+            await self._treat(request, rid)
+        async for event in _events(answer):
+            for piece in _pieces(event):
+                ids += piece["output_ids"]
+                finish, meta = piece["meta_info"]["finish_reason"], piece["meta_info"]
+                last = self._phase is Phase.AFTER_LAST_TOKEN and self._reached(rid, ids)
+                if last:
+                    meta["finish_reason"] = None
+                await response.write(_line(piece))
+                if self._reached(rid, ids):
+                    await self._treat(request, rid)
+                if last:
+                    finish = {"type": "abort"} if self._treatment is Treatment.ABORT else finish
+                    rest = {"output_ids": [], "meta_info": meta | {"finish_reason": finish}}
+                    rest["meta_info"]["output_token_logprobs"] = []
+                    await response.write(_line(rest))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _reached(self, rid: str, ids: Sequence[int]) -> bool:
+        """Whether the call is in the phase, and not treated yet."""
+        if self._phase is None or rid in self._done:
+            return False
+        if self._phase is Phase.BEFORE_FIRST_TOKEN:
+            return not ids
+        mark, tokens = _OPENS[self._phase]
+        token = self._rendering.tokenizer.convert_tokens_to_ids(mark)
+        return token in ids and len(ids) - ids.index(token) > tokens
+
+    async def _treat(self, request: web.Request, rid: str) -> None:
+        self._done.add(rid)
+        if self._treatment is Treatment.ABORT:
+            abort = {"rid": rid}
+            async with self._session.post(f"{self._upstream}/abort_request", json=abort) as answer:
+                assert answer.status == 200
+        self.caught += 1
+        self._notify()
+        if self._treatment is Treatment.RESET:
+            self._reset(request)
+            raise ConnectionResetError("planted reset")
+        if self._treatment is Treatment.HOLD:
+            await asyncio.Event().wait()
+
+    @staticmethod
+    def _reset(request: web.Request) -> None:
+        if request.transport is not None:
+            raw = request.transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            request.transport.abort()
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async for line in answer.content:
+        data = line.removeprefix(b"data:").strip()
+        if data and data != b"[DONE]":
+            yield json.loads(data)
+
+
+def _pieces(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The event as events of one token each."""
+    ids, meta = event["output_ids"], event["meta_info"]
+    if len(ids) < 2:
+        return [event]
+    meta["weight_versions"] = []
+    before = meta["completion_tokens"] - len(ids)
+    logprobs = meta["output_token_logprobs"]
+    return [
+        {
+            "output_ids": [token],
+            "meta_info": meta
+            | {
+                "completion_tokens": before + place + 1,
+                "output_token_logprobs": [logprobs[place]],
+                "finish_reason": meta["finish_reason"] if place == len(ids) - 1 else None,
+            },
+        }
+        for place, token in enumerate(ids)
+    ]
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
