@@ -258,6 +258,9 @@ class HarnessConfig:
     without a tool call."""
     dialect: str = "openai-chat"
     """What it speaks: `openai-chat`, `openai-responses` or `anthropic-messages`."""
+    deliver: str = "answer"
+    """When a streamed answer leaves: `answer` when the generation is complete, which nothing that happens to an engine or the
+    gateway can break; `blocks` sends thinking, text and each tool call as it is complete, for programs that need progress."""
     timeout_s: float = 150.0
     """Harness time limit: the execution is ended and its workspace scored."""
     overall_timeout_s: float = 300.0

@@ -31,6 +31,7 @@ CHOICES = {
     "cluster.job.walltime_policy": ("clip", "hold"),
     "cluster.job.service_lost": ("resubmit", "end"),
     "objective.kind": ("sequence_clip", "grpo"),
+    "harness.deliver": ("answer", "blocks"),
     "harness.dialect": ("openai-chat", "openai-responses", "anthropic-messages"),
     "tasks.sandbox": ("auto", "userns", "none"),
     "trainer.packing": ("tree", "rows"),

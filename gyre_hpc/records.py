@@ -129,6 +129,8 @@ class CallRecord:
     dialect: str
     forks: tuple[str, ...] = ()
     """Why parts of the prompt's history are not in recorded ids (gateway.lineage.Mismatch), and how the token law was broken."""
+    deliver: str = "answer"
+    """When it left: `answer` in one piece, `blocks` part by part while it was generated."""
 
     @property
     def lawful(self) -> bool:

@@ -35,6 +35,7 @@ from gyre_hpc.gateway.frames import (
 from gyre_hpc.gateway.keys import Keys
 from gyre_hpc.gateway.lineage import Lineage, Prompt
 from gyre_hpc.gateway.pages import PageMover
+from gyre_hpc.gateway.parts import DeliverMode
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.sampling import Sampler
@@ -55,6 +56,7 @@ class GatewayApp:
         max_context: int,
         roles: Sequence[RoleRule] = (),
         pages: PageMover | None = None,
+        deliver: DeliverMode = DeliverMode.ANSWER,
     ) -> None:
         self.rendering = rendering
         self.router = router
@@ -62,6 +64,7 @@ class GatewayApp:
         self.settings = settings
         self.max_context = max_context
         self.roles = roles
+        self.deliver = deliver
         self.executions: dict[tuple[int, int], Execution] = {}
         self.sealed: dict[tuple[int, int], Sealed] = {}
         """Attempts sealed of late, oldest first, for a controller that asks again."""
@@ -155,6 +158,10 @@ class GatewayApp:
         budget = self._admit(execution, request, prompt)
         return self._open(execution, request, prompt, key, budget, role)
 
+    def delivers(self, request: Request) -> DeliverMode:
+        """When the answer to this request leaves: only a stream can bring it in parts."""
+        return self.deliver if request.stream else DeliverMode.ANSWER
+
     def _admit(self, execution: Execution, request: Request, prompt: Prompt) -> int:
         """Everything that can refuse a call; the output budget of one that is admitted."""
         settings, account = self.settings, execution.account
@@ -230,6 +237,7 @@ class GatewayApp:
                 wishes=request.wishes,
                 reasons=tuple(prompt.reasons),
                 prompt_xxh3=context.xxh3(),
+                deliver=self.delivers(request).value,
             )
         )
         execution.account.calls_unknown += role is LeafRole.UNKNOWN
@@ -322,6 +330,7 @@ class GatewayApp:
             )
         )
         call.done.set()
+        call.grown.set()
 
     def _sampled(self, execution: Execution, count: int) -> None:
         self.tokens += count

@@ -276,6 +276,7 @@ class LoggedCall:
             recomputed_tokens=finished.recomputed_tokens if finished else 0,
             dialect=opened.dialect,
             forks=forks,
+            deliver=opened.deliver,
         )
 
     @property

@@ -68,6 +68,8 @@ class Call:
     left: bool = False
     """Its client left and nobody came for it within the grace: cut at its engine, and open to a repeat that goes on with it."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+    """A part of the answer may have become complete, or the call is over."""
     task: asyncio.Task[None] | None = None
     abandonment: asyncio.TimerHandle | None = None
 

@@ -1,23 +1,29 @@
 """Hands one finished answer to one client, and keeps the connection alive until there is one.
 
 Nothing is sent before the first keep-alive or the complete answer, whichever comes first; the answer itself leaves in
-one piece. A call that is lost ends in a TCP reset: never a clean end, never an error event. `deliver` raises
-ConnectionError or CancelledError when the client is gone; what it received stands in `call.delivery`.
+one piece, or, where a harness needs progress, in parts as they are complete. A call that is lost ends in a TCP reset:
+never a clean end, never an error event. `deliver` raises ConnectionError or CancelledError when the client is gone; what
+it received stands in `call.delivery`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from aiohttp import web
 
 from gyre_hpc.gateway.calls import Call
 from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Reply
+from gyre_hpc.gateway.parts import Contradiction
 from gyre_hpc.records import Delivery
+
+log = logging.getLogger(__name__)
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -34,6 +40,9 @@ class WholeAnswer:
     def beat(self) -> bytes:
         return b" "
 
+    def progress(self, reply: Reply) -> bytes:
+        return b""
+
     def finish(self, reply: Reply) -> bytes:
         return self.dialect.answer(reply)
 
@@ -45,24 +54,42 @@ async def deliver(
     reply: Callable[[], Reply],
     written: Callable[[], Awaitable[None]],
     keepalive_s: float,
+    parts: Callable[[], Reply] | None = None,
 ) -> web.StreamResponse:
-    """Wait for the call, keeping the client alive, then send its answer."""
+    """Wait for the call, keeping the client alive, then send its answer.
+
+    `parts` is given where each part of the answer leaves once it is complete: the call so far, with its complete parts.
+    """
     response: web.StreamResponse | None = None
+    if parts is not None:
+        call.grown.set()
     while True:
+        news = b""
         try:
             async with asyncio.timeout(keepalive_s):
-                await call.done.wait()
+                await (call.done if parts is None else call.grown).wait()
                 await written()
-            break
+            if call.done.is_set() or parts is None:
+                break
+            call.grown.clear()
+            if not (news := stream.progress(parts())):
+                continue
         except TimeoutError:
-            if response is None:
-                response = await _start(request, stream)
-                await _write(response, stream.open())
-            await _write(response, stream.beat())
+            pass
+        if response is None:
+            response = await _start(request, stream)
+            await _write(response, stream.open())
+        if news:
+            call.delivery = Delivery.PARTIAL
+        await _write(response, news or stream.beat())
     if call.answer is None:
         reset(request)
     opening = stream.open() if response is None else b""
-    body = stream.finish(reply())
+    try:
+        body = stream.finish(reply())
+    except Contradiction as error:
+        log.error("call %s: %s", call.id, error)
+        reset(request)
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client is gone")
     if call.delivery is Delivery.NONE:
@@ -93,7 +120,7 @@ def _headers(stream: AnswerStream) -> dict[str, str]:
     return {"Content-Type": kind, "Cache-Control": "no-cache"}
 
 
-def reset(request: web.Request) -> None:
+def reset(request: web.Request) -> NoReturn:
     """Cut the connection with a TCP reset. Raises ConnectionResetError."""
     transport = request.transport
     if transport is not None:

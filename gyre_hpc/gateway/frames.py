@@ -62,6 +62,7 @@ class CallOpened(msgspec.Struct, array_like=True, tag=1, frozen=True):
     reasons: tuple[str, ...]
     prompt_xxh3: str = ""
     """`engines.wire.ids_xxh3` of the whole prompt as it was sent."""
+    deliver: str = "answer"
 
 
 class TokensReceived(msgspec.Struct, array_like=True, tag=2, frozen=True):

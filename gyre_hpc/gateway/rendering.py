@@ -17,8 +17,9 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+from msgspec import structs
 from renderers import create_renderer
-from renderers.base import ToolCallParseStatus
+from renderers.base import ParsedResponse, ToolCallParseStatus
 from renderers.configs import config_from_name
 from tokenizers import Tokenizer
 
@@ -117,6 +118,7 @@ class Rendering:
         self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.tail_only = renderer in TAIL_BRIDGE
         self._probe_ids = self._ids([_PROBE], None, generation=False)
+        self._think_end = self.tokenizer.encode("</think>")
         self._generation = self._ids([_PROBE], None, generation=True)[len(self._probe_ids) :]
         prefilled = "</think>" not in self.text(self._generation) and "<think>" in self.text(self._generation)
         self._before_answer = None if self.tail_only and not prefilled else self._generation
@@ -203,9 +205,7 @@ class Rendering:
 
     def parse(self, output_ids: Sequence[int], tools: Sequence[Tool] | None = None) -> ParsedAnswer:
         """The assistant turn that these output ids spell. Unreadable tool calls stay as text."""
-        parsed = self._renderer.parse_response(
-            list(output_ids), tools=list(tools) if tools else None, prompt_ids=self._before_answer
-        )
+        parsed = self._parse(output_ids, tools)
         calls: list[ParsedToolCall] = []
         broken: list[str] = []
         for attempt in parsed.tool_calls:
@@ -221,6 +221,29 @@ class Rendering:
             status = AnswerStatus.OPEN_REASONING
         content = "\n".join([parsed.content, *broken] if parsed.content else broken)
         return ParsedAnswer(content, parsed.reasoning_content or "", tuple(calls), status)
+
+    @property
+    def boundary_ids(self) -> frozenset[int]:
+        """Ids behind which a part of an answer may be complete: the words of the scaffold."""
+        return frozenset(self.tokenizer.backend.get_added_tokens_decoder())
+
+    def completed(self, output_ids: Sequence[int]) -> ParsedAnswer:
+        """The parts of the beginning of an answer that no further token changes: what `parse` of the whole begins with.
+
+        Thinking once it is closed, text once a tool call has begun, each tool call that is closed and readable. A tool
+        call inside open thinking is still thinking if that is closed later: whether it may be is asked of the parser.
+        """
+        parsed = self._parse(output_ids)
+        later = self._parse([*output_ids, *self._think_end])
+        if parsed.reasoning_complete is False or parsed.reasoning_content != later.reasoning_content:
+            return ParsedAnswer("", "", (), AnswerStatus.OPEN_REASONING)
+        answer = self.parse(output_ids)
+        content = parsed.content if parsed.tool_calls else ""
+        return structs.replace(answer, content=content, status=AnswerStatus.OK)
+
+    def _parse(self, output_ids: Sequence[int], tools: Sequence[Tool] | None = None) -> ParsedResponse:
+        offered = cast(Any, list(tools) if tools else None)
+        return self._renderer.parse_response(list(output_ids), tools=offered, prompt_ids=self._before_answer)
 
     def text(self, ids: Sequence[int]) -> str:
         """Decoded text, special tokens included."""

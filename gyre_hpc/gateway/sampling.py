@@ -60,6 +60,7 @@ class Sampler:
         self._sampled = sampled
         self._pages = pages
         self._stop_ids = frozenset(rendering.stop_ids)
+        self._boundary_ids = rendering.boundary_ids
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def run(self, execution: Execution, call: Call) -> None:
@@ -225,6 +226,8 @@ class Sampler:
                 TokensReceived(call.id, encode_int32(ids), encode_float32(logprobs), _pack_versions(versions))
             )
             self._sampled(execution, len(ids))
+            if not self._boundary_ids.isdisjoint(ids):
+                call.grown.set()
         self._judge(execution, call, known, chunk.finish)
 
     def _room(self, execution: Execution, call: Call) -> int:

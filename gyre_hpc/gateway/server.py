@@ -8,6 +8,7 @@ the application. The key is looked at before anything of the body is read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,10 @@ from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, Refus
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.dialects.responses import OpenAIResponses
 from gyre_hpc.gateway.edge import Edge, http_log, read_body, watched
+from gyre_hpc.gateway.parts import DeliverMode
+from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
 from gyre_hpc.gateway.roles import role_hint
+from gyre_hpc.records import FinishReason
 
 EDGE: web.AppKey[Edge] = web.AppKey("edge", Edge)
 MODEL = "policy"
@@ -127,6 +131,7 @@ class GatewayServer:
         except Refusal as refusal:
             return _refused(dialect, refusal)
         model, forms = asked.model, asked.forms
+        in_parts = gateway.delivers(asked) is DeliverMode.BLOCKS
         grammar: AnswerStream = WholeAnswer(dialect)
         if asked.stream:
             grammar = dialect.stream(asked, call.id, int(call.started), call.context.length)
@@ -135,20 +140,34 @@ class GatewayServer:
         keepalive_s = gateway.settings.keepalive_s
         try:
             return await deliver(
-                request, call, grammar, lambda: _reply(call, model, forms), gateway.log.written, keepalive_s
+                request,
+                call,
+                grammar,
+                lambda: _reply(call, model, forms),
+                gateway.log.written,
+                keepalive_s,
+                partial(_so_far, gateway.rendering, call, model, forms) if in_parts else None,
             )
         finally:
             gateway.leave(execution, call)
 
 
-def _reply(call: Call, model: str, forms: Mapping[str, ToolForm]) -> Reply:
-    assert call.answer is not None and call.finish is not None
+def _so_far(rendering: Rendering, call: Call, model: str, forms: Mapping[str, ToolForm]) -> Reply:
+    """The call under way, with those parts of its answer that are complete."""
+    return _reply(call, model, forms, rendering.completed(call.ids))
+
+
+def _reply(
+    call: Call, model: str, forms: Mapping[str, ToolForm], answer: ParsedAnswer | None = None
+) -> Reply:
+    answer = answer or call.answer
+    assert answer is not None
     return Reply(
         call=call.id,
         model=model,
         created=int(call.started),
-        answer=call.answer,
-        finish=call.finish,
+        answer=answer,
+        finish=call.finish or FinishReason.STOP,
         stop_sequence=call.stop_sequence,
         prompt_tokens=call.context.length,
         output_tokens=len(call.ids),

@@ -25,6 +25,7 @@ from gyre_hpc.errors import PeerLost
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, call_log_path
 from gyre_hpc.gateway.pages import Moved, PageMover
+from gyre_hpc.gateway.parts import DeliverMode
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore, restore
 from gyre_hpc.gateway.routing import Router
@@ -113,7 +114,14 @@ class Worker:
             self._pages_moved,
         )
         self._app = GatewayApp(
-            rendering, router, call_log, config.gateway, config.model.max_context, config.harness.roles, pages
+            rendering,
+            router,
+            call_log,
+            config.gateway,
+            config.model.max_context,
+            config.harness.roles,
+            pages,
+            DeliverMode(config.harness.deliver),
         )
         log.info("%d open executions restored from %s", restore(self._app, logged), path)
         heed_signals(config.cluster, lambda: self._link, self._ending.set)

@@ -9,7 +9,7 @@ a ping alone does not count as life.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ from gyre_hpc.gateway.dialects.base import (
     read_wishes,
     text_field,
 )
+from gyre_hpc.gateway.parts import Part, Reasoning, Sent, Text
 from gyre_hpc.records import FinishReason
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -115,7 +116,7 @@ class AnthropicMessages:
 
     def answer(self, reply: Reply) -> bytes:
         message = _envelope(reply.call, reply.model, reply.prompt_tokens)
-        message["content"] = [block for block, _ in _blocks(reply)]
+        message["content"] = [_block(reply.call, part)[0] for part in Sent().rest(reply.answer)]
         message["stop_reason"], message["stop_sequence"] = _stop(reply), reply.stop_sequence
         message["usage"]["output_tokens"] = reply.output_tokens
         return msgspec.json.encode(message)
@@ -136,6 +137,9 @@ class AnthropicStream:
         self._model = model
         self._prompt_tokens = prompt_tokens
         self._keeping = False
+        self._index = 0
+        """Of the open block, else of the next one."""
+        self._sent = Sent()
 
     def open(self) -> bytes:
         return _event("message_start", message=_envelope(self._call, self._model, self._prompt_tokens))
@@ -145,28 +149,38 @@ class AnthropicStream:
         if not self._keeping:
             self._keeping = True
             block = {"type": "thinking", "thinking": "", "signature": ""}
-            events = _event("content_block_start", index=0, content_block=block)
+            events = _event("content_block_start", index=self._index, content_block=block)
         delta = {"type": "thinking_delta", "thinking": ""}
-        return events + _event("content_block_delta", index=0, delta=delta) + _event("ping")
+        return events + _event("content_block_delta", index=self._index, delta=delta) + _event("ping")
+
+    def progress(self, reply: Reply) -> bytes:
+        parts = list(self._sent.rest(reply.answer))
+        return b"".join(self._filling(reply.call, parts)) if parts else b""
 
     def finish(self, reply: Reply) -> bytes:
         return b"".join(self._closing(reply))
 
     def _closing(self, reply: Reply) -> Iterator[bytes]:
-        index = 0
-        if self._keeping:
-            delta = {"type": "signature_delta", "signature": keepalive_handle(self._call)}
-            yield _event("content_block_delta", index=0, delta=delta)
-            yield _event("content_block_stop", index=0)
-            index = 1
-        for number, (block, deltas) in enumerate(_blocks(reply), index):
-            yield _event("content_block_start", index=number, content_block=_emptied(block))
-            for delta in deltas:
-                yield _event("content_block_delta", index=number, delta=delta)
-            yield _event("content_block_stop", index=number)
+        yield from self._filling(reply.call, self._sent.rest(reply.answer))
         stop = {"stop_reason": _stop(reply), "stop_sequence": reply.stop_sequence}
         yield _event("message_delta", delta=stop, usage={"output_tokens": reply.output_tokens})
         yield _event("message_stop")
+
+    def _filling(self, call: str, parts: Iterable[Part]) -> Iterator[bytes]:
+        """The block that kept the connection alive is closed; then one block per part."""
+        if self._keeping:
+            self._keeping = False
+            delta = {"type": "signature_delta", "signature": keepalive_handle(self._call)}
+            yield _event("content_block_delta", index=self._index, delta=delta)
+            yield _event("content_block_stop", index=self._index)
+            self._index += 1
+        for part in parts:
+            block, deltas = _block(call, part)
+            yield _event("content_block_start", index=self._index, content_block=_emptied(block))
+            for delta in deltas:
+                yield _event("content_block_delta", index=self._index, delta=delta)
+            yield _event("content_block_stop", index=self._index)
+            self._index += 1
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -196,32 +210,24 @@ def _stop(reply: Reply) -> str:
     return "stop_sequence" if reply.stop_sequence is not None else _STOP_REASON[reply.finish]
 
 
-def _blocks(reply: Reply) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each content block, whole and as the deltas that build it."""
-    answer = reply.answer
-    if answer.reasoning:
-        signature = signature_handle(reply.call)
-        yield (
-            {"type": "thinking", "thinking": answer.reasoning, "signature": signature},
-            [
-                {"type": "thinking_delta", "thinking": answer.reasoning},
-                {"type": "signature_delta", "signature": signature},
-            ],
-        )
-    if answer.content:
-        yield (
-            {"type": "text", "text": answer.content},
-            [{"type": "text_delta", "text": answer.content}],
-        )
-    for index, call in enumerate(answer.tool_calls):
-        handle = tool_handle("toolu", reply.call, index)
-        whole = {
-            "type": "tool_use",
-            "id": handle,
-            "name": call.name,
-            "input": msgspec.Raw(call.arguments.encode()),
-        }
-        yield whole, [{"type": "input_json_delta", "partial_json": call.arguments}]
+def _block(call: str, part: Part) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A content block, whole and as the deltas that build it."""
+    if isinstance(part, Reasoning):
+        signature = signature_handle(call)
+        return {"type": "thinking", "thinking": part.text, "signature": signature}, [
+            {"type": "thinking_delta", "thinking": part.text},
+            {"type": "signature_delta", "signature": signature},
+        ]
+    if isinstance(part, Text):
+        text = part.text.removeprefix("\n") if part.number else part.text
+        return {"type": "text", "text": text}, [{"type": "text_delta", "text": text}]
+    whole = {
+        "type": "tool_use",
+        "id": tool_handle("toolu", call, part.index),
+        "name": part.call.name,
+        "input": msgspec.Raw(part.call.arguments.encode()),
+    }
+    return whole, [{"type": "input_json_delta", "partial_json": part.call.arguments}]
 
 
 def _emptied(block: dict[str, Any]) -> dict[str, Any]:

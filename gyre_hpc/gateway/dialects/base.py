@@ -1,7 +1,7 @@
 """What a dialect is: request bytes in, answer bytes or server-sent events out, refusals in its own words.
 
-Dialects are pure and hold no state but `AnswerStream`, the grammar of one streamed answer: `open` once, `beat` while
-the generation runs, `finish` once. Everything that can be refused raises `Refusal` before the first byte.
+Dialects are pure and hold no state but `AnswerStream`, the grammar of one streamed answer: `open` once, `beat` (and, where
+parts leave as they are complete, `progress`) while the generation runs, `finish` once. Everything that can be refused raises `Refusal` before the first byte.
 """
 
 from __future__ import annotations
@@ -68,8 +68,11 @@ class AnswerStream(Protocol):
     def beat(self) -> bytes:
         """Events that this vendor's harnesses count as life."""
 
+    def progress(self, reply: Reply) -> bytes:
+        """Events of the parts of `reply.answer`, all complete, that were not sent yet; b"" if there are none."""
+
     def finish(self, reply: Reply) -> bytes:
-        """All remaining events, the end event included."""
+        """All remaining events, the end event included. Raises parts.Contradiction."""
 
 
 class Dialect(Protocol):

@@ -34,6 +34,8 @@ from gyre_hpc.gateway.dialects.base import (
     read_wishes,
     text_field,
 )
+from gyre_hpc.gateway.parts import Reasoning, Sent, Text, ToolCall
+from gyre_hpc.gateway.rendering import ParsedToolCall
 
 _STATUS = {
     RefusalKind.INVALID: (400, "invalid_request_error", "invalid_value"),
@@ -161,6 +163,7 @@ class ChatStream:
             "model": model,
         }
         self._include_usage = include_usage
+        self._sent = Sent()
 
     def open(self) -> bytes:
         return self._delta({"role": "assistant", "content": ""})
@@ -168,21 +171,30 @@ class ChatStream:
     def beat(self) -> bytes:
         return self._delta({"content": ""})
 
+    def progress(self, reply: Reply) -> bytes:
+        return b"".join(self._filling(reply))
+
     def finish(self, reply: Reply) -> bytes:
         return b"".join(self._closing(reply))
 
     def _closing(self, reply: Reply) -> Iterator[bytes]:
-        answer = reply.answer
-        if answer.reasoning:
-            yield self._delta({"reasoning_content": answer.reasoning})
-        if answer.content:
-            yield self._delta({"content": answer.content})
-        for index, call in enumerate(_calls(reply)):
-            yield self._delta({"tool_calls": [{"index": index, **call}]})
+        yield from self._filling(reply)
         yield self._delta({}, finish_reason=reply.finish.value)
         if self._include_usage:
             yield self._chunk([], usage=_usage(reply))
         yield b"data: [DONE]\n\n"
+
+    def _filling(self, reply: Reply) -> Iterator[bytes]:
+        """A delta per part not sent yet."""
+        for part in self._sent.rest(reply.answer):
+            match part:
+                case Reasoning():
+                    yield self._delta({"reasoning_content": part.text})
+                case Text():
+                    yield self._delta({"content": part.text})
+                case ToolCall():
+                    call = _call_of(reply.call, part.index, part.call)
+                    yield self._delta({"tool_calls": [{"index": part.index, **call}]})
 
     def _delta(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -192,19 +204,17 @@ class ChatStream:
         return b"data: " + msgspec.json.encode({**self._head, "choices": choices, **more}) + b"\n\n"
 
 
-def _calls(reply: Reply) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": tool_handle("call", reply.call, index),
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for index, call in enumerate(reply.answer.tool_calls)
-    ]
+def _call_of(owner: str, index: int, call: ParsedToolCall) -> dict[str, Any]:
+    return {
+        "id": tool_handle("call", owner, index),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def _message(reply: Reply) -> dict[str, Any]:
-    answer, calls = reply.answer, _calls(reply)
+    answer = reply.answer
+    calls = [_call_of(reply.call, index, call) for index, call in enumerate(answer.tool_calls)]
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning

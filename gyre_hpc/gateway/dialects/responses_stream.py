@@ -8,13 +8,14 @@ message (always there when nothing is called), one item per tool call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from gyre_hpc.gateway.canonical import ToolForm, signature_handle, tool_handle
 from gyre_hpc.gateway.dialects.base import Reply
+from gyre_hpc.gateway.parts import Part, Reasoning, Sent, Text, ToolCall
 from gyre_hpc.gateway.rendering import ParsedToolCall
 from gyre_hpc.records import FinishReason
 
@@ -27,6 +28,8 @@ class ResponsesStream:
     def __init__(self, call: str, model: str, created: int) -> None:
         self._response = _envelope(call, model, created)
         self._sequence = 0
+        self._sent = Sent()
+        self._output: list[Item] = []
 
     def open(self) -> bytes:
         return self._event("response.created", response=self._response)
@@ -34,18 +37,27 @@ class ResponsesStream:
     def beat(self) -> bytes:
         return self._event("response.in_progress", response=self._response)
 
+    def progress(self, reply: Reply) -> bytes:
+        return b"".join(self._adding(_items(reply, self._sent.rest(reply.answer), "completed")))
+
     def finish(self, reply: Reply) -> bytes:
         return b"".join(self._closing(reply))
 
     def _closing(self, reply: Reply) -> Iterator[bytes]:
-        whole = finished_response(reply)
-        for index, item in enumerate(whole["output"]):
+        yield from self._adding(_last_items(reply, self._sent))
+        whole = finished_response(reply, self._output)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def _adding(self, items: Iterable[Item]) -> Iterator[bytes]:
+        """Each item added, filled and done."""
+        for item in items:
+            index = len(self._output)
+            self._output.append(item)
             place = {"output_index": index, "item_id": item["id"]}
             yield self._event("response.output_item.added", output_index=index, item=_emptied(item))
             for kind, fields in _filling(item):
                 yield self._event(kind, **place, **fields)
             yield self._event("response.output_item.done", output_index=index, item=item)
-        yield self._event(f"response.{whole['status']}", response=whole)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = msgspec.json.encode({"type": kind, "sequence_number": self._sequence, **fields})
@@ -53,15 +65,14 @@ class ResponsesStream:
         return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 
-def finished_response(reply: Reply) -> dict[str, Any]:
-    """The response object of a finished answer."""
+def finished_response(reply: Reply, output: list[Item] | None = None) -> dict[str, Any]:
+    """The response object of a finished answer, with the items that were sent for it, if any were."""
     cut = reply.finish is FinishReason.LENGTH
-    status = "incomplete" if cut else "completed"
     return {
         **_envelope(reply.call, reply.model, reply.created),
-        "status": status,
+        "status": _status(reply),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": list(_items(reply, status)),
+        "output": list(_last_items(reply, Sent())) if output is None else output,
         "usage": {
             "input_tokens": reply.prompt_tokens,
             "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
@@ -95,25 +106,42 @@ def _envelope(call: str, model: str, created: int) -> dict[str, Any]:
     }
 
 
-def _items(reply: Reply, status: str) -> Iterator[Item]:
-    answer = reply.answer
-    if answer.reasoning:
-        yield {
-            "id": tool_handle("rs", reply.call, 0),
-            "type": "reasoning",
-            "summary": [{"type": "summary_text", "text": answer.reasoning}],
-            "encrypted_content": signature_handle(reply.call),
-        }
-    if answer.content or not answer.tool_calls:
-        yield {
-            "id": tool_handle("msg", reply.call, 0),
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [{"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}],
-        }
-    for index, call in enumerate(answer.tool_calls):
-        yield _tool_item(reply, index, call)
+def _status(reply: Reply) -> str:
+    return "incomplete" if reply.finish is FinishReason.LENGTH else "completed"
+
+
+def _last_items(reply: Reply, sent: Sent) -> Iterator[Item]:
+    """All items that are not sent; a message in any case when nothing is called."""
+    yield from _items(reply, sent.rest(reply.answer), _status(reply))
+    if not reply.answer.content and not reply.answer.tool_calls:
+        yield _message_item(reply, Text(0, ""), _status(reply))
+
+
+def _items(reply: Reply, parts: Iterable[Part], status: str) -> Iterator[Item]:
+    for part in parts:
+        match part:
+            case Reasoning():
+                yield {
+                    "id": tool_handle("rs", reply.call, 0),
+                    "type": "reasoning",
+                    "summary": [{"type": "summary_text", "text": part.text}],
+                    "encrypted_content": signature_handle(reply.call),
+                }
+            case Text():
+                yield _message_item(reply, part, status)
+            case ToolCall():
+                yield _tool_item(reply, part.index, part.call)
+
+
+def _message_item(reply: Reply, part: Text, status: str) -> Item:
+    text = part.text.removeprefix("\n") if part.number else part.text
+    return {
+        "id": tool_handle("msg", reply.call, part.number),
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+    }
 
 
 def _tool_item(reply: Reply, index: int, call: ParsedToolCall) -> Item:

@@ -59,7 +59,6 @@ class FaultProxy:
         self._rendering = rendering
         self._phase: Phase | None = None
         self._treatment = Treatment.HOLD
-        self.arrived = 0
         self.caught = 0
         self.changed = asyncio.Event()
         self._done: set[str] = set()
@@ -81,11 +80,11 @@ class FaultProxy:
     def arm(self, phase: Phase | None, treatment: Treatment = Treatment.HOLD) -> None:
         """From here on calls that reach the phase are treated; None = relay only."""
         self._phase, self._treatment = phase, treatment
-        self.arrived = self.caught = 0
+        self.caught = 0
 
-    async def until(self, *, arrived: int = 0, caught: int = 0) -> None:
-        """So many calls have come and been treated since `arm`."""
-        while self.arrived < arrived or self.caught < caught:
+    async def until(self, *, caught: int) -> None:
+        """So many calls have been treated since `arm`."""
+        while self.caught < caught:
             await self.changed.wait()
 
     def _notify(self) -> None:
@@ -98,24 +97,22 @@ class FaultProxy:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        rid = json.loads(body)["rid"]
-        self.arrived += 1
-        self._notify()
+        asked = json.loads(body)
         try:
             async with self._session.post(f"{self._upstream}/generate", data=body) as answer:
                 assert answer.status == 200, await answer.text()
-                return await self._relay(request, rid, answer)
+                return await self._relay(request, asked, answer)
         except (aiohttp.ClientError, ConnectionResetError):
             self._reset(request)
             return web.Response()
 
     async def _relay(
-        self, request: web.Request, rid: str, answer: aiohttp.ClientResponse
+        self, request: web.Request, asked: dict[str, Any], answer: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        ids: list[int] = []
-        if self._reached(rid, ids):
+        rid, ids = asked["rid"], self._turn(asked["input_ids"])
+        if self._phase is Phase.BEFORE_FIRST_TOKEN and _call(rid) not in self._done:
             await self._treat(request, rid)
         async for event in _events(answer):
             for piece in _pieces(event):
@@ -135,18 +132,21 @@ class FaultProxy:
         await response.write(b"data: [DONE]\n\n")
         return response
 
+    def _turn(self, prompt: list[int]) -> list[int]:
+        """What of the prompt belongs to the answer: tokens received before the call moved here."""
+        start = self._rendering.tokenizer.convert_tokens_to_ids("<|im_start|>")
+        return prompt[len(prompt) - prompt[::-1].index(start) :]
+
     def _reached(self, rid: str, ids: Sequence[int]) -> bool:
         """Whether the call is in the phase, and not treated yet."""
-        if self._phase is None or rid in self._done:
+        if self._phase in (None, Phase.BEFORE_FIRST_TOKEN) or _call(rid) in self._done:
             return False
-        if self._phase is Phase.BEFORE_FIRST_TOKEN:
-            return not ids
         mark, tokens = _OPENS[self._phase]
         token = self._rendering.tokenizer.convert_tokens_to_ids(mark)
         return token in ids and len(ids) - ids.index(token) > tokens
 
     async def _treat(self, request: web.Request, rid: str) -> None:
-        self._done.add(rid)
+        self._done.add(_call(rid))
         if self._treatment is Treatment.ABORT:
             abort = {"rid": rid}
             async with self._session.post(f"{self._upstream}/abort_request", json=abort) as answer:
@@ -166,6 +166,11 @@ class FaultProxy:
             with contextlib.suppress(OSError):
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             request.transport.abort()
+
+
+def _call(rid: str) -> str:
+    """The call of a request to an engine."""
+    return rid.split(".")[0]
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -39,7 +39,8 @@ MAX_CONTEXT = 1200
 TOKENS_PER_S = 400.0
 """Pace of an engine with all calls running: an answer takes about a second."""
 CAPACITY = 8
-SILENCE_S = 5.0
+SILENCE_S = 15.0
+"""An engine that hangs is found out so late: a busy machine is silent for seconds, too."""
 
 
 class StandIn:
