@@ -43,6 +43,14 @@ class Treatment(enum.StrEnum):
     HOLD = "hold"
 
 
+class Aborted(Exception):
+    """The call was cut: its stream ends with the `tokens` it has."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+
+
 _OPENS = {
     Phase.MID_THINKING: ("<think>", INTO),
     Phase.MID_TEXT: ("</think>", INTO),
@@ -111,26 +119,33 @@ class FaultProxy:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        try:
+            await self._hand_on(request, response, asked, answer)
+        except Aborted as cut:
+            meta = {"completion_tokens": cut.tokens, "finish_reason": {"type": "abort"}}
+            await response.write(_line({"output_ids": [], "meta_info": meta}))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _hand_on(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        asked: dict[str, Any],
+        answer: aiohttp.ClientResponse,
+    ) -> None:
         rid, ids = asked["rid"], self._turn(asked["input_ids"])
         if self._phase is Phase.BEFORE_FIRST_TOKEN and _call(rid) not in self._done:
             await self._treat(request, rid)
         async for event in _events(answer):
             for piece in _pieces(event):
                 ids += piece["output_ids"]
-                finish, meta = piece["meta_info"]["finish_reason"], piece["meta_info"]
-                last = self._phase is Phase.AFTER_LAST_TOKEN and self._reached(rid, ids)
-                if last:
-                    meta["finish_reason"] = None
+                struck = self._reached(rid, ids)
+                if struck:
+                    piece["meta_info"]["finish_reason"] = None
                 await response.write(_line(piece))
-                if self._reached(rid, ids):
-                    await self._treat(request, rid)
-                if last:
-                    finish = {"type": "abort"} if self._treatment is Treatment.ABORT else finish
-                    rest = {"output_ids": [], "meta_info": meta | {"finish_reason": finish}}
-                    rest["meta_info"]["output_token_logprobs"] = []
-                    await response.write(_line(rest))
-        await response.write(b"data: [DONE]\n\n")
-        return response
+                if struck:
+                    await self._treat(request, rid, piece["meta_info"]["completion_tokens"])
 
     def _turn(self, prompt: list[int]) -> list[int]:
         """What of the prompt belongs to the answer: tokens received before the call moved here."""
@@ -145,7 +160,7 @@ class FaultProxy:
         token = self._rendering.tokenizer.convert_tokens_to_ids(mark)
         return token in ids and len(ids) - ids.index(token) > tokens
 
-    async def _treat(self, request: web.Request, rid: str) -> None:
+    async def _treat(self, request: web.Request, rid: str, tokens: int = 0) -> None:
         self._done.add(_call(rid))
         if self._treatment is Treatment.ABORT:
             abort = {"rid": rid}
@@ -153,6 +168,8 @@ class FaultProxy:
                 assert answer.status == 200
         self.caught += 1
         self._notify()
+        if self._treatment is Treatment.ABORT:
+            raise Aborted(tokens)
         if self._treatment is Treatment.RESET:
             self._reset(request)
             raise ConnectionResetError("planted reset")

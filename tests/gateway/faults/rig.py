@@ -31,6 +31,7 @@ from gyre_hpc.transport.messages import (
     Route,
     Serial,
     Shutdown,
+    Unroute,
 )
 
 from .proxy import FaultProxy
@@ -77,6 +78,12 @@ class StandIn:
         if self.link is not None:
             self._serial += 1
             self.link.send(Route(CellId(cell), url, CAPACITY, Version(version), Serial(self._serial)))
+
+    def unroute(self, cell: int) -> None:
+        self.routes.pop(cell, None)
+        if self.link is not None:
+            self._serial += 1
+            self.link.send(Unroute(CellId(cell), 0.0, "the test", Serial(self._serial)))
 
     async def close_execution(self, execution: int) -> ExecutionSealed:
         (await self.linked()).send(CloseExecution(ExecutionId(execution), 1))
@@ -164,9 +171,8 @@ class Rig:
     def route(self, cell: Cell) -> None:
         self.controller.route(cell.number, cell.proxy.url, cell.number)
 
-    def unroute(self) -> None:
-        """No cell has a route: the gateway is told with the next controller or worker, or by a fault."""
-        self.controller.routes.clear()
+    def unroute(self, cell: Cell) -> None:
+        self.controller.unroute(cell.number)
 
     async def execution(self) -> tuple[int, str]:
         """Number and base URL of a fresh execution."""

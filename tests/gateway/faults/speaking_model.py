@@ -21,12 +21,13 @@ from ..conftest import SPECIALS
 
 OPENING, CLOSING = '{"name": "bash", "arguments": {"command": "', '"}}'
 """A call to the tool `bash` around its command; one token each."""
-LIKELY = 18.0
-"""Logit of what may follow; of everything else about 0, so that e^-18 of the mass per token goes astray."""
+LIKELY, UNLIKELY = 3.0, -15.0
+"""Logit of what may follow, and of everything else: e^-18 of the mass per token goes astray, while both stay small enough
+for float32 to keep log-probabilities within a few 1e-6."""
 GROUPS = 4
 """Letters of a part come from this many groups in turn: none has fewer letters than that."""
-END_LOGIT = -0.5
-"""How much less likely the end of a part is than each of its letters."""
+END_LOGIT = 0.5
+"""How much more likely the end of a part is than each of its letters."""
 
 
 def write_speaking_model(folder: Path, seed: int = 0) -> Path:
@@ -58,13 +59,13 @@ def write_speaking_model(folder: Path, seed: int = 0) -> Path:
     draw = np.random.default_rng(seed)
     weights: dict[str, Array] = {}
     for name, size in read_shape(folder).tensor_shapes().items():
-        values = draw.standard_normal(size) * 0.03 + (1.0 if len(size) == 1 else 0.0)
+        values = draw.standard_normal(size) * 0.02 + (1.0 if len(size) == 1 else 0.0)
         weights[name] = values.astype(np.float32)
     (embedding,) = (name for name in weights if "embed_tokens" in name)
     (head,) = (name for name in weights if "lm_head" in name)
     weights[embedding] = np.eye(vocabulary, hidden, dtype=np.float32)
     table = _followers(tokenizer, draw)
-    noise = draw.standard_normal(weights[head].shape) * 0.03
+    noise = draw.standard_normal(weights[head].shape) * 0.02
     noise[:, :vocabulary] += table.T / np.sqrt(hidden)
     weights[head] = noise.astype(np.float32)
     write_weights(weights, folder)
@@ -85,7 +86,7 @@ def _tokenizer() -> Tokenizer:
 def _followers(tokenizer: Tokenizer, draw: np.random.Generator) -> Array:
     """[vocabulary, vocabulary]: logit of each token behind each token."""
     size = tokenizer.get_vocab_size()
-    table = np.zeros((size, size), np.float32)
+    table = np.full((size, size), UNLIKELY, np.float32)
 
     def follow(before: str, after: str, logit: float = 0.0) -> None:
         table[tokenizer.token_to_id(before), tokenizer.token_to_id(after)] = LIKELY + logit
@@ -99,7 +100,7 @@ def _followers(tokenizer: Tokenizer, draw: np.random.Generator) -> Array:
         groups = [letters[index::GROUPS] for index in range(GROUPS)]
         for before, after in zip([first, *groups[:-1], groups[-1]], [*groups, groups[-1]], strict=True):
             for token in [first] if before == first else before:
-                table[tokenizer.token_to_id(token)] = 0.0
+                table[tokenizer.token_to_id(token)] = UNLIKELY
                 for letter in after:
                     follow(token, letter, float(draw.standard_normal()) * 0.5)
         for letter in groups[-1]:
@@ -107,9 +108,9 @@ def _followers(tokenizer: Tokenizer, draw: np.random.Generator) -> Array:
     for before, afters in {
         "<tool_call>": {OPENING: 0.0},
         CLOSING: {"</tool_call>": 0.0},
-        "</tool_call>": {"<|im_end|>": 0.0, "<tool_call>": -1.5},
+        "</tool_call>": {"<|im_end|>": 0.0, "<tool_call>": -2.0},
     }.items():
-        table[tokenizer.token_to_id(before)] = 0.0
+        table[tokenizer.token_to_id(before)] = UNLIKELY
         for after, logit in afters.items():
             follow(before, after, logit)
     return table

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from gyre_hpc.records import CallRecord, Delivery
-from tests.engines.models import transformers_logprobs
 
 from .clients import DIALECTS, Client, Outcome
 from .proxy import Phase, Treatment
@@ -69,6 +68,7 @@ async def plant(rig: Rig, fault: Fault, phase: Phase, struck: Cell, spare: Cell)
 
 async def strike(rig: Rig, fault: Fault, phase: Phase, struck: Cell, spare: Cell) -> None:
     """One fault in one phase, for all clients together."""
+    rig.unroute(spare)
     rig.route(struck)
     executions = [await rig.execution() for _ in CLIENTS]
     clients = [Client(*kind, url) for kind, (_, url) in zip(CLIENTS, executions, strict=True)]
@@ -89,6 +89,8 @@ async def strike(rig: Rig, fault: Fault, phase: Phase, struck: Cell, spare: Cell
     for (execution, _), client, outcome in zip(executions, clients, outcomes, strict=True):
         sealed = await rig.controller.close_execution(execution)
         assert (sealed.calls, sealed.calls_lost, sealed.incomplete) == (2, 0, False), (fault, phase, client)
+        engine_failed = fault is not Fault.GATEWAY_KILLED and phase is not Phase.AFTER_LAST_TOKEN
+        assert sealed.calls_rerouted >= engine_failed, (fault, phase, client)
         first, second = rig.records(execution)
         assert outcome.repeats == 0 or fault is Fault.GATEWAY_KILLED, (fault, phase, client)
         judge(rig, first, outcome)
@@ -107,8 +109,19 @@ def judge(rig: Rig, record: CallRecord, outcome: Outcome) -> None:
     assert (outcome.output_tokens, outcome.prompt_tokens) == (len(ids), len(record.prompt_ids))
     assert (record.delivery, record.accepted) == (Delivery.COMPLETE, True)
     prompt = record.prompt_ids.tolist()
-    expected = transformers_logprobs(rig.layout.model, prompt + ids, len(prompt))
+    expected = undisturbed(rig.layout.model, prompt, ids)
     np.testing.assert_allclose(record.logprobs, expected, atol=1e-5, rtol=0)
+
+
+def undisturbed(model: Path, prompt: list[int], ids: list[int]) -> Any:
+    """Log-probabilities of `ids` behind `prompt` in one plain forward pass of transformers, in float64."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    with torch.no_grad():
+        network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float64)
+        table = network(torch.tensor([prompt + ids])).logits[0].log_softmax(-1)
+    return table[torch.arange(len(prompt) - 1, len(prompt) + len(ids) - 1), torch.tensor(ids)].numpy()
 
 
 def continues(parent: CallRecord, child: CallRecord) -> None:
