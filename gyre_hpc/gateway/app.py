@@ -158,10 +158,6 @@ class GatewayApp:
         budget = self._admit(execution, request, prompt)
         return self._open(execution, request, prompt, key, budget, role)
 
-    def delivers(self, request: Request) -> DeliverMode:
-        """When the answer to this request leaves: only a stream can bring it in parts."""
-        return self.deliver if request.stream else DeliverMode.ANSWER
-
     def _admit(self, execution: Execution, request: Request, prompt: Prompt) -> int:
         """Everything that can refuse a call; the output budget of one that is admitted."""
         settings, account = self.settings, execution.account
@@ -237,7 +233,7 @@ class GatewayApp:
                 wishes=request.wishes,
                 reasons=tuple(prompt.reasons),
                 prompt_xxh3=context.xxh3(),
-                deliver=self.delivers(request).value,
+                deliver=self.deliver.of(request.stream).value,
             )
         )
         execution.account.calls_unknown += role is LeafRole.UNKNOWN
@@ -255,8 +251,7 @@ class GatewayApp:
 
     async def _generate(self, execution: Execution, call: Call) -> None:
         """Generate to the end and record the finish, whatever the end is, unless its client left it."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.call_later(self.settings.call_deadline_s, self._late, call)
+        deadline = asyncio.get_running_loop().call_later(self.settings.call_deadline_s, self._late, call)
         try:
             await self._sampler.run(execution, call)
             self._complete(execution, call)
@@ -351,7 +346,8 @@ class GatewayApp:
             execution.lineage.delivered.add(call.id)
             self.log.append_soon(CallDelivered(call.id, call.delivery))
         if call.delivery is Delivery.COMPLETE:
-            self._forget(execution, call)
+            execution.calls.pop(call.id, None)
+            execution.repeats.forget(call)
         elif call.clients == 0 and call.finish is None and call.task is not None:
             loop = asyncio.get_running_loop()
             call.abandonment = loop.call_later(self.settings.attach_grace_s, self._leave_alone, call)
@@ -374,12 +370,6 @@ class GatewayApp:
                 call.accepted = True
                 self.log.append(CallAccepted(name))
 
-    @staticmethod
-    def _forget(execution: Execution, call: Call) -> None:
-        """A delivered call can neither be attached to nor change any more."""
-        execution.calls.pop(call.id, None)
-        execution.repeats.forget(call)
-
     async def _abandon(self, execution: Execution, call: Call) -> None:
         """End a call's generation; its records say how far it came."""
         if call.abandonment is not None:
@@ -389,11 +379,8 @@ class GatewayApp:
             call.task.cancel()
             await asyncio.wait({call.task})
         if call.finish is None:
-            call.lost = (
-                ""
-                if unclaimed
-                else f"call {call.id} was cut by a restart of the gateway and never asked for again"
-            )
+            if not unclaimed:
+                call.lost = f"call {call.id} was cut by a restart of the gateway and never asked for again"
             self._finish(execution, call)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -19,6 +19,10 @@ class DeliverMode(enum.StrEnum):
     ANSWER = "answer"
     BLOCKS = "blocks"
 
+    def of(self, stream: bool) -> DeliverMode:
+        """The mode of one request: only a stream can bring an answer in parts."""
+        return self if stream else DeliverMode.ANSWER
+
 
 @dataclass(frozen=True)
 class Reasoning:

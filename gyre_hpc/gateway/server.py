@@ -131,7 +131,7 @@ class GatewayServer:
         except Refusal as refusal:
             return _refused(dialect, refusal)
         model, forms = asked.model, asked.forms
-        in_parts = gateway.delivers(asked) is DeliverMode.BLOCKS
+        in_parts = gateway.deliver.of(asked.stream) is DeliverMode.BLOCKS
         grammar: AnswerStream = WholeAnswer(dialect)
         if asked.stream:
             grammar = dialect.stream(asked, call.id, int(call.started), call.context.length)
