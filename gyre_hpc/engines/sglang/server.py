@@ -55,15 +55,23 @@ def main(argv: list[str] | None = None) -> None:
     options = _arguments(argv)
     if options.parent is not None:
         _die_with(options.parent)
-        # SIGTERM is Slurm's to the whole step: the parent judges it. SGLang has a handler of its own, for which, and in whose
-        # children, a blocked signal never arrives.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        # SIGTERM is Slurm's to the whole step: the parent judges it. SGLang's children inherit that it is ignored.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     token = sys.stdin.read() if options.api_key_stdin else ""
     if options.api_key_stdin and not token:
         sys.exit("--api-key-stdin: no token came on stdin")
     with reserve(options.host) as holder:
         port = holder.getsockname()[1]
         _serve(options, port, token)
+
+
+def _keep_ignoring() -> None:
+    """The HTTP server and SGLang would each install a handler that ends this process."""
+    import uvicorn.server
+    from sglang.srt.managers.tokenizer_manager import SignalHandler
+
+    uvicorn.server.HANDLED_SIGNALS = (signal.SIGINT,)
+    SignalHandler.sigterm_handler = lambda *args, **options: None
 
 
 def _serve(options: argparse.Namespace, port: int, token: str) -> None:
@@ -74,6 +82,8 @@ def _serve(options: argparse.Namespace, port: int, token: str) -> None:
     from sglang.srt.utils import auth, kill_process_tree
 
     load_plugins()
+    if options.parent is not None:
+        _keep_ignoring()
     # After the death of a scheduler it would look into the dead for 10 s, while calls could go on elsewhere.
     TokenizerManager.dump_requests_before_crash = lambda *args, **options: None
     if token:
