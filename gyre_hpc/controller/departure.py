@@ -92,7 +92,9 @@ class Departure:
 
     def signalled(self, name: str) -> None:
         """A signal to this process."""
-        if not self._id or name == "SIGUSR2":  # that one may not wait for Slurm's answer
+        if not self._id:
+            self._leave(Ending(Cause.ASKED, name))
+        elif name == "SIGUSR2":  # that one may not wait for Slurm's answer
             self._leave(judge_signal(name, self._job, self._clock(), self._site.kill_wait_s))
         if self._id:
             self._spawn(self._judge_signal(name))
@@ -119,15 +121,17 @@ class Departure:
             self._leave(Ending(Cause.WALLTIME, "SIGUSR2", self._job.end if self._job else None))
 
     async def _judge_signal(self, name: str) -> None:
+        heard_at = self._clock()  # Slurm may take its time to answer, and goes on counting
         job = await asyncio.to_thread(lifetime.ask_job, self._id)
         if job is not None or name != "SIGUSR2":
-            self._leave(judge_signal(name, job, self._clock(), self._site.kill_wait_s, self._preempt_mode))
+            self._leave(judge_signal(name, job, heard_at, self._site.kill_wait_s, self._preempt_mode))
 
     async def _judge_step(self, peer: str) -> None:
         job: Job | None = None
+        heard_at = self._clock()
         for look in range(LOOKS):
             job = await asyncio.to_thread(lifetime.ask_job, self._id)
-            ending = judge_step(job, self._clock(), self._site.kill_wait_s, self._preempt_mode)
+            ending = judge_step(job, heard_at, self._site.kill_wait_s, self._preempt_mode)
             if ending is not None:
                 self._leave(ending)
                 return

@@ -72,13 +72,16 @@ class Ending:
 
 
 def judge_signal(signal: str, job: Job | None, now: float, kill_wait_s: float, mode: str = "") -> Ending:
-    """What a signal to the batch process means; `job` None: Slurm did not say. `mode`: what preemption does to the job."""
+    """What a signal to the batch process means, heard at `now`. `mode`: what preemption does to the job.
+
+    `job` None: Slurm did not say. Whoever sent it, there is no more time than Slurm would leave then.
+    """
     if job is not None and job.state in ENDING_STATES and signal != "SIGUSR2":
         return _slurm_ends(job, now + kill_wait_s, mode)
     if signal == "SIGUSR2":
         preempted = job is not None and job.preempted is not None
         return Ending(Cause.PREEMPTION if preempted else Cause.WALLTIME, signal, job.end if job else None)
-    return Ending(Cause.ASKED, signal)
+    return Ending(Cause.ASKED, signal, now + kill_wait_s if job is None else None)
 
 
 def judge_step(job: Job | None, now: float, kill_wait_s: float, mode: str = "") -> Ending | None:
@@ -103,12 +106,14 @@ def _slurm_ends(job: Job, end: float, mode: str) -> Ending:
 
 def revised(earlier: Ending | None, heard: Ending) -> Ending:
     """Which of two endings counts: the first, unless Slurm leaves less time than that. A person's end is not handed back."""
-    if earlier is None or heard.cause is Cause.KILLED:
+    if earlier is None:
         return heard
-    if heard.cause not in (Cause.PREEMPTION, Cause.TIMED_OUT) or earlier.cause is Cause.KILLED:
-        return earlier
     sooner = heard.end is not None and (earlier.end is None or heard.end < earlier.end)
-    if earlier.cause is Cause.ASKED:
+    if heard.cause is Cause.KILLED:
+        return heard if sooner or earlier.cause is not Cause.KILLED else earlier
+    if heard.cause not in (Cause.PREEMPTION, Cause.TIMED_OUT, Cause.ASKED) or earlier.cause is Cause.KILLED:
+        return earlier
+    if Cause.ASKED in (earlier.cause, heard.cause):
         return replace(earlier, end=heard.end) if sooner else earlier
     late = heard.cause is Cause.TIMED_OUT
     return heard if sooner or late else earlier

@@ -2,8 +2,8 @@
 
 A node is silent from the first missed heartbeats of a peer on it until a peer on it is heard again or a probe step starts
 there: heartbeats notice a dead node within `cluster.suspect_after_s`, Slurm after its SlurmdTimeout. No process starts on
-a silent or unfit node. Only while something is amiss is Slurm asked, every LOOK_S. A death whose node was lost or does not
-answer is the node's, and costs no restart. A cell without room waits and is tried again every RETRY_S.
+a silent or unfit node. Only while something is amiss is Slurm asked: LOOK_S after it began, then ever less often, down to once in
+MOST_S; at once whenever something happens. A death whose node was lost or does not answer is the node's, and costs no restart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from gyre_hpc.launch.plan import SiteLauncher
 
 log = logging.getLogger(__name__)
 LOOK_S: Final = 5.0
-RETRY_S: Final = 5.0
+MOST_S: Final = 60.0
+"""A run that goes on with fewer cells for days asks no more often than a person would."""
 
 
 @dataclass
@@ -35,7 +36,10 @@ class Nodes:
     unfit: set[str] = field(default_factory=set)
     usable: frozenset[str] | None = None
     """What Slurm said last; None before, and where nobody says."""
+    happened: int = 0
+    """Counts what happens to nodes and processes: whoever waits for room may look again."""
     _looked_at: float = float("-inf")
+    _wait_s: float = LOOK_S
     _looking: asyncio.Task[None] | None = None
 
     @property
@@ -47,11 +51,20 @@ class Nodes:
 
     def fell_silent(self, nodes: Collection[str]) -> None:
         """A peer on these nodes is SUSPECT, or did not end when it was killed."""
+        if not self.silent.issuperset(nodes):
+            self.stir()
         self.silent |= set(nodes)
 
     def heard(self, nodes: Collection[str]) -> None:
         """A peer on these nodes speaks (again), or has ended as a process of a living node does."""
+        if not self.silent.isdisjoint(nodes):
+            self.stir()
         self.silent -= set(nodes)
+
+    def stir(self) -> None:
+        """Something has happened: Slurm may know more, and there may be room."""
+        self.happened += 1
+        self._wait_s = LOOK_S
 
     def died(self, nodes: Collection[str], words: str) -> None:
         """A cell died there."""
@@ -79,9 +92,13 @@ class Nodes:
 
     def look(self, amiss: bool, inhabited: Collection[str]) -> None:
         """To be called often. `inhabited`: nodes on which a process of ours lives, which speaks for itself."""
+        if not amiss and not self.silent:
+            self._wait_s = LOOK_S
+            return
         idle = self._looking is None or self._looking.done()
-        if idle and (amiss or self.silent) and self.clock() - self._looked_at >= LOOK_S:
+        if idle and self.clock() - self._looked_at >= self._wait_s:
             self._looked_at = self.clock()
+            self._wait_s = min(2 * self._wait_s, MOST_S)
             self._looking = asyncio.create_task(self._look(self.silent - set(inhabited)))
 
     async def _look(self, to_probe: Iterable[str]) -> None:
@@ -96,6 +113,8 @@ class Nodes:
             return
         if self.usable is None:
             self._name_the_inherited(usable)
+        if self.usable is not None and usable != self.usable:
+            self.stir()
         for node in sorted((self.usable or frozenset()) - usable):
             self._named(self.bad.lost(node, "Slurm took it out of the job or calls it down"))
         self.usable = usable

@@ -3,7 +3,8 @@
 A process that ended because something is missing, damaged or full would only end again: that ends the run with the
 process's own words, as an error of the same kind. Every other death costs one of `cluster.restarts`, which comes back
 after `cluster.restart_window_s`: a long run outlives ordinary losses, a process that keeps dying ends it. A death by the
-loss of its node costs none. A cell that no node left has room for waits, is tried again, and the run goes on with fewer.
+loss of its node costs none. A cell that no node left has room for waits, and the run goes on with fewer; it is tried again RETRY_S
+later, then ever less often, and at once whenever a node or a process comes or goes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.inbound import NOT_STARTED, PeerId
-from gyre_hpc.controller.nodes import RETRY_S
+from gyre_hpc.controller.nodes import MOST_S
 from gyre_hpc.controller.peers import Peer, Peers
 from gyre_hpc.errors import (
     CorruptRecord,
@@ -37,6 +38,7 @@ INCURABLE: dict[int, type[GyreError]] = {
 }
 FIX = "\n  fix: "
 LOG_TAIL_BYTES = 16384
+RETRY_S = 5.0
 _LAST_ERROR = re.compile(
     r"^\d{4}-\d\d-\d\d \S+ (?:ERROR|CRITICAL) [\w.]+: (.*?)(?=^\d{4}-\d\d-\d\d |\Z)", re.DOTALL | re.MULTILINE
 )
@@ -74,8 +76,10 @@ class Supervision:
     ) -> None:
         self._peers, self._cluster, self._run, self._tell, self._clock = peers, cluster, run, tell, clock
         self._deaths: dict[PeerId, Death] = {}
-        self._waiting: dict[PeerId, float] = {}
-        """Cells that no node has room for, and when they are tried again."""
+        self._waiting: set[PeerId] = set()
+        """Cells that no node has room for."""
+        self._try_at, self._retry_s = 0.0, RETRY_S
+        self._happened = 0
         self._none_since: float | None = None
         self._restarted_at: deque[float] = deque()
         self._last_words: dict[PeerId, str] = {}
@@ -97,6 +101,7 @@ class Supervision:
         words = words.partition(FIX)[0]
         if not guest:
             self._deaths[id] = Death(code, words, asked)
+            self._peers.nodes.stir()
         if code == NOT_STARTED:
             return "is not started: no node has room for it"
         silent = ", its node does not answer" if peer.handle is not None and peer.handle.unanswered else ""
@@ -109,19 +114,21 @@ class Supervision:
         Raises PeerLost when the restarts are used up, or no cell has found room for `cluster.start_timeout_s`.
         """
         started: list[Peer] = []
-        full = False
+        if self._happened != self._peers.nodes.happened:
+            self._happened = self._peers.nodes.happened
+            self._try_at, self._retry_s = 0.0, RETRY_S
+        early = full = self._clock() < self._try_at
         for peer in self._peers.dead():
             if peer.id not in self._waiting:
                 await self._lay_blame(peer)
-            elif self._clock() < self._waiting[peer.id]:
-                continue
             elif full:
-                self._waiting[peer.id] = self._clock() + RETRY_S
                 continue
             if await self._launched(peer):
                 started.append(peer)
             else:
                 full = True
+        if full and not early:
+            self._try_at, self._retry_s = self._clock() + self._retry_s, min(2 * self._retry_s, MOST_S)
         return started
 
     async def _lay_blame(self, peer: Peer) -> None:
@@ -149,7 +156,8 @@ class Supervision:
             self._without_room(peer, before, error)
             return False
         self._none_since = None
-        if self._waiting.pop(peer.id, None) is not None:
+        if peer.id in self._waiting:
+            self._waiting.discard(peer.id)
             self._tell(peer.name, f"starts again{peer.where}: {self._cells_left()}")
         return True
 
@@ -158,7 +166,7 @@ class Supervision:
             log.warning("%s", error)
             self._tell(peer.name, f"lost{where}; no node left has room for it: {self._cells_left()}")
         now = self._clock()
-        self._waiting[peer.id] = now + RETRY_S
+        self._waiting.add(peer.id)
         if self._alive():
             self._none_since = None
             return

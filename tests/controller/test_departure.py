@@ -217,6 +217,35 @@ async def test_a_job_killed_for_its_time_limit_leaves_a_successor(world: World, 
     assert world.asked == []
 
 
+@pytest.mark.parametrize("hear", [lambda it: it.signalled("SIGTERM"), lambda it: it.asked_to_end("cell-0")])
+async def test_the_time_left_counts_from_the_signal_not_from_slurms_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch, hear: Callable[[Departure], None]
+) -> None:
+    """The checkpoint waits for the core meanwhile: its wait is cut to what is left of KillWait."""
+    departure = await world.departure()
+    departure.nothing_fits()
+    left_s = departure.time_to_save()
+    assert left_s() == 30.0
+
+    def slow_answer(job: str) -> Job:
+        world.now += 3.0
+        return Job("CANCELLED", start=0.0, end=1000.0)
+
+    monkeypatch.setattr(module.lifetime, "ask_job", slow_answer)
+    assert await judged(departure, lambda: hear(departure)) is Cause.KILLED
+    assert left_s() == 1.0, "5 s of KillWait, 3 s for the answer, 1 s to spare"
+    assert await judged(departure, lambda: hear(departure)) is Cause.KILLED
+    assert left_s() < 0
+
+
+async def test_a_kill_about_which_slurm_says_nothing_shortens_the_wait_as_well(world: World) -> None:
+    departure = await world.departure()
+    departure.nothing_fits()
+    left_s, world.job = departure.time_to_save(), None
+    await judged(departure, lambda: departure.signalled("SIGTERM"))
+    assert left_s() == 4.0
+
+
 async def test_without_a_margin_the_time_limit_just_ends_the_job(world: World) -> None:
     world.config.cluster.job.margin_s = 0
     departure = await world.departure()

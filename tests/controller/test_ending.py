@@ -34,7 +34,7 @@ TIMED_OUT = replace(COMPLETING, reason="TimeLimit")
         ("SIGUSR2", RUNNING, Ending(Cause.WALLTIME, "SIGUSR2", 1000.0)),
         ("SIGUSR2", None, Ending(Cause.WALLTIME, "SIGUSR2")),
         ("SIGTERM", RUNNING, Ending(Cause.ASKED, "SIGTERM")),
-        ("SIGTERM", None, Ending(Cause.ASKED, "SIGTERM")),
+        ("SIGTERM", None, Ending(Cause.ASKED, "SIGTERM", 105.0)),
         ("SIGINT", RUNNING, Ending(Cause.ASKED, "SIGINT")),
         ("SIGTERM", COMPLETING, Ending(Cause.KILLED, "SIGTERM", 105.0)),
         ("SIGTERM", TIMED_OUT, Ending(Cause.TIMED_OUT, "SIGTERM", 105.0)),
@@ -61,6 +61,15 @@ def test_the_end_of_a_grace_time_that_cancels_is_still_a_preemption() -> None:
 endings = st.builds(Ending, st.sampled_from(Cause), st.just("SIGTERM"), st.none() | st.floats(0, 1e4))
 
 
+def test_a_kill_that_is_told_again_gives_no_more_time() -> None:
+    killed = Ending(Cause.KILLED, "SIGTERM", 105.0)
+    assert revised(killed, replace(killed, end=109.0)) == killed
+    assert revised(killed, replace(killed, end=101.0)).end == 101.0
+    walltime = Ending(Cause.WALLTIME, "SIGUSR2", 1000.0)
+    assert revised(walltime, Ending(Cause.ASKED, "SIGTERM", 105.0)) == replace(walltime, end=105.0)
+    assert revised(walltime, Ending(Cause.ASKED, "SIGTERM")) == walltime
+
+
 @given(endings, endings)
 def test_a_later_word_never_gives_more_time_nor_takes_back_a_persons_end(
     earlier: Ending, heard: Ending
@@ -71,7 +80,7 @@ def test_a_later_word_never_gives_more_time_nor_takes_back_a_persons_end(
     if not earlier.cause.hands_back:
         assert not counts.cause.hands_back
     if heard.cause is Cause.KILLED:
-        assert counts == heard
+        assert counts == (heard if counts.end == heard.end else earlier) and counts.cause is Cause.KILLED
     assert revised(None, heard) == heard
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.nodes import LOOK_S, Nodes
+from gyre_hpc.controller.nodes import LOOK_S, MOST_S, Nodes
 from gyre_hpc.launch.nodes.bad_nodes import BadNodes
 from gyre_hpc.layout import RunLayout
 
@@ -63,6 +63,25 @@ async def test_nobody_asks_slurm_while_all_is_well(bench: Bench) -> None:
     assert bench.site.asked == 1
 
 
+async def test_slurm_is_asked_ever_less_often_while_nothing_happens_and_soon_when_something_does(
+    bench: Bench,
+) -> None:
+    for _ in range(120):
+        await bench.look()
+    assert bench.site.asked == 4 + (120 * LOOK_S - 75) // MOST_S, "at 5, 15, 35 and 75 s, then 60 s apart"
+    before = bench.site.asked
+    bench.nodes.stir()
+    await bench.look()
+    assert bench.site.asked == before + 1
+    bench.site.up = frozenset({"n0"})
+    for _ in range(2):
+        await bench.look()
+    assert bench.nodes.happened == 2 and bench.site.asked == before + 2
+    for _ in range(2):
+        await bench.look()
+    assert bench.site.asked == before + 3, "a lost node is something that happened"
+
+
 async def test_a_silent_node_gets_nothing_until_a_peer_on_it_speaks(bench: Bench) -> None:
     bench.nodes.fell_silent(("n1",))
     await bench.look(inhabited=frozenset({"n1"}))
@@ -77,7 +96,8 @@ async def test_a_silent_node_without_peers_gets_a_process_again_when_a_probe_sta
     await bench.look(amiss=False)
     assert bench.nodes.never == {"n1"}
     bench.site.answering = {"n0", "n1"}
-    await bench.look(amiss=False)
+    for _ in range(2):
+        await bench.look(amiss=False)
     assert not bench.nodes.never and not bench.told
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.controller.inbound import NOT_STARTED
-from gyre_hpc.controller.nodes import RETRY_S
+from gyre_hpc.controller.nodes import MOST_S
 from gyre_hpc.controller.peers import Peer
-from gyre_hpc.controller.supervision import Death, Supervision
+from gyre_hpc.controller.supervision import RETRY_S, Death, Supervision
 from gyre_hpc.errors import NodeUnfit, NoRoom, PeerLost
 from gyre_hpc.transport.messages import PeerKind
 
@@ -31,6 +31,7 @@ class DyingPeers:
         self.peers = {self.cell.id: self.cell, (PeerKind.CELL, 0): Peer(PeerKind.CELL, 0)}
         self.nodes, self.room, self.lost = self, True, False
         self.blamed: list[str] = []
+        self.happened = 0
 
     def dead(self) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.dead]
@@ -40,6 +41,9 @@ class DyingPeers:
         if not self.room:
             raise NoRoom("cell-1 needs a node")
         self.launched += 1
+
+    def stir(self) -> None:
+        self.happened += 1
 
     async def took(self, nodes: tuple[str, ...], *, unanswered: bool) -> bool:
         return self.lost
@@ -117,15 +121,19 @@ async def test_a_cell_without_room_waits_is_told_of_once_and_comes_back_when_the
     bench = Bench(restarts=1, window_s=3600)
     bench.peers.room = False
     await bench.die_at(0)
+    tries: list[int] = []
     for now in range(1, 1000):
-        bench.now = now
+        before, bench.now = bench.peers.tried, now
         assert await bench.supervision.relaunch_the_dead() == []
+        tries += [now] * (bench.peers.tried - before)
+    assert tries[:5] == [5, 15, 35, 75, 135], "ever less often"
+    assert tries[-1] - tries[-2] == MOST_S
     assert bench.told == [
         "cell-1 lost on n1; no node left has room for it: the run goes on with 1 of 2 cells"
     ]
-    assert bench.peers.tried == 1 + 999 // RETRY_S
     bench.peers.room = True
-    bench.now += RETRY_S
+    assert await bench.supervision.relaunch_the_dead() == []
+    bench.peers.stir()
     assert await bench.supervision.relaunch_the_dead() == [bench.peers.cell]
     assert bench.told[1].startswith("cell-1 starts again on n1")
 
@@ -153,8 +161,8 @@ async def test_of_many_cells_without_room_one_is_tried_at_a_time() -> None:
     await bench.supervision.relaunch_the_dead()
     before = bench.peers.tried
     for round in range(1, 4):
-        bench.now = round * (RETRY_S + 1)
+        bench.now = (2**round - 1) * RETRY_S
         await bench.supervision.relaunch_the_dead()
         assert bench.peers.tried == before + round
-    bench.peers.room, bench.now = True, 100.0
+    bench.peers.room, bench.now = True, 200.0
     assert len(await bench.supervision.relaunch_the_dead()) == 49

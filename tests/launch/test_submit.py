@@ -19,7 +19,10 @@ from gyre_hpc.cli import main
 from gyre_hpc.config import load_run_config, save_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.hydra_app import compose
+from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job.profiles import resubmitted, site_overrides
+from gyre_hpc.launch.job.submit import submit
+from gyre_hpc.layout import RunLayout
 
 QUICKSTART = ["experiment=quickstart", "cluster=devcluster"]
 SITE = Path(__file__).parents[2] / "slurm" / "sites" / "example.yaml"
@@ -111,6 +114,46 @@ def test_what_an_enclosing_job_left_does_not_reach_sbatch_and_is_kept_here(
     assert {"SLURM_CONF", "MINE", "PATH"} <= seen
     assert seen.isdisjoint({"SLURM_MEM_PER_CPU", "SBATCH_QOS", "PMIX_RANK", "SQUEUE_STATES"})
     assert os.environ["SBATCH_QOS"] == "nonsense"
+
+
+TAKES_AND_FAILS = """#!/bin/bash
+echo taken >> {folder}/taken; echo "${{@: -1}}" >> {folder}/scripts
+echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1
+"""
+
+
+def given_words(folder: Path, squeue: str) -> None:
+    """An sbatch that takes the job, and whose answer is lost; squeue as told."""
+    (folder / "sbatch").write_text(TAKES_AND_FAILS.format(folder=folder))
+    (folder / "squeue").write_text(f"#!/bin/bash\n{squeue}\n")
+    (folder / "squeue").chmod(0o755)
+
+
+def test_a_job_that_slurm_took_though_sbatch_failed_is_not_submitted_again(
+    tmp_path: Path, sbatch: Path
+) -> None:
+    layout = RunLayout(tmp_path)
+    given_words(sbatch, f'echo "12|/other.sh"; echo "13+0|$(tail -1 {sbatch}/scripts)"; echo "13+1|"')
+    taken = submit("#!/bin/bash\n", layout)
+    assert taken.job == "13" and (sbatch / "taken").read_text() == "taken\n"
+    assert [path.name for path in layout.jobs.iterdir()] == ["13_submission.sh"]
+
+
+def test_while_slurm_does_not_say_nothing_is_submitted_twice(tmp_path: Path, sbatch: Path) -> None:
+    layout = RunLayout(tmp_path)
+    given_words(sbatch, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    for _ in range(3):
+        with pytest.raises(SlurmCommandFailed):
+            submit("#!/bin/bash\n", layout)
+    assert (sbatch / "taken").read_text() == "taken\n"
+    given_words(sbatch, f'echo "13|$(tail -1 {sbatch}/scripts)"')
+    assert submit("#!/bin/bash\n", layout).job == "13"
+    assert (sbatch / "taken").read_text() == "taken\n"
+    given_words(sbatch, "true")
+    with pytest.raises(SlurmCommandFailed, match="Socket timed out"):
+        submit("#!/bin/bash\n", layout)
+    assert (sbatch / "taken").read_text() == "taken\n" * 2, "a later submission is one of its own"
+    assert [path.name for path in layout.jobs.iterdir()] == ["13_submission.sh"]
 
 
 def test_what_sbatch_says_against_a_job_is_told_and_the_run_can_be_submitted_again(
