@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
+from gyre_hpc.launch.identity import job_id
+from gyre_hpc.launch.job.state import gone
 from gyre_hpc.launch.local import LocalLauncher
 from gyre_hpc.launch.nodes import scratch
+from gyre_hpc.launch.owner import jobs_of_run
 from gyre_hpc.launch.plan import SiteLauncher
 from gyre_hpc.launch.slurm import SlurmLauncher
 from gyre_hpc.layout import RunLayout
@@ -26,12 +30,20 @@ def make_launcher(cluster: ClusterConfig, layout: RunLayout) -> SiteLauncher:
 async def tidy_nodes(launcher: object, cluster: ClusterConfig, layout: RunLayout) -> None:
     """Remove what processes of the run left on its nodes (`scratch`); for when none of them is left."""
     if isinstance(launcher, SlurmLauncher):
-        command = [sys.executable, "-m", scratch.__name__, "--run", str(layout.root)]
+        ended = await asyncio.to_thread(_ended_jobs, layout)
+        command = [sys.executable, "-m", scratch.__name__, "--run", str(layout.root), "--ended", *ended]
         try:
             await launcher.everywhere(command, layout.logs(0).parent / "tidy.log")
         except GyreError as error:
             log.warning("what the run left on its nodes stays there: %s", error)
     scratch.remove(cluster, layout)
+
+
+def _ended_jobs(layout: RunLayout) -> list[str]:
+    """The run's other jobs that have ended: what was killed with them may lie on the nodes of this one."""
+    suffix = "_submission.sh"
+    jobs = {path.name.removesuffix(suffix) for path in layout.jobs.glob(f"[0-9]*{suffix}")}
+    return sorted(gone(sorted((jobs | jobs_of_run(layout.root)) - {job_id()})))
 
 
 def may_find_leftovers(cluster: ClusterConfig, epoch: int) -> bool:

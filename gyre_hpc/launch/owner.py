@@ -8,6 +8,7 @@ Slurm calls the owner's job terminal, on the same host when the owning process i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -120,6 +121,15 @@ def run_of_job(root: Path, job: str) -> Path | None:
     folders = {path.parent for path in root.glob("*/owner*")}
     owners = [(folder, read_owner(folder)) for folder in sorted(folders)]
     return next((folder for folder, owner in owners if owner is not None and owner.job == job), None)
+
+
+def jobs_of_run(run: Path) -> frozenset[str]:
+    """Every Slurm job whose controller has owned this run; unreadable records count for nothing."""
+    found = set[str]()
+    for path in run.glob("owner*"):
+        with contextlib.suppress(msgspec.MsgspecError, OSError):
+            found.add(msgspec.json.decode(path.read_bytes(), type=Owner).job)
+    return frozenset(found - {""})
 
 
 def _why_alive(owner: Owner) -> str:

@@ -2,7 +2,8 @@
 
 Every flag is explicit: srun inherits nothing from the job script. A process is one step; it is signalled and cancelled
 by its step id, and its end is srun's exit, or ours of an srun whose step did not end KILL_S after it was killed: its node is
-gone and Slurm does not know yet. What Slurm's query commands do not know is never taken for an end. Under --kill-on-bad-exit
+gone and Slurm does not know yet. While slurmctld does not answer, srun itself kills its tasks (SIGTERM to srun: it asks the nodes),
+and Slurm is asked to end the step until it answers. What Slurm's query commands do not know is never taken for an end. Under --kill-on-bad-exit
 one dead rank ends its step and no other.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +46,10 @@ KILL_S: Final = 15.0
 """A step on a node that answers ends well within this, once it is killed."""
 PROBE_S: Final = 15.0
 """A step that only ends takes less than a second on a node that answers."""
+FORCE_S: Final = 5.0
+"""Of KILL_S, what is left to srun for killing its tasks itself."""
+AGAIN_S: Final = 10.0
+"""Seconds between two requests to end a step while Slurm does not answer."""
 EVERYWHERE_S: Final = 15.0
 """Longest wait for a command that runs on every node."""
 NODE_LOST: Final = -9
@@ -254,6 +260,7 @@ class SlurmStep:
         self._step_name = step_name
         self._srun = LocalProcess(spec.name, process, on_end=lambda: _forget(running, step_name))
         self._cancelling: asyncio.Task[None] | None = None
+        self._ending_later: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -298,7 +305,7 @@ class SlurmStep:
             async with asyncio.timeout(grace_s):
                 await self._srun.wait()
         except TimeoutError:
-            await self._signal_or_end_srun("KILL")
+            await self._kill()
             await self._srun.wait()
 
     def kill(self) -> None:
@@ -308,13 +315,12 @@ class SlurmStep:
     async def _kill(self) -> None:
         """An srun outlives its step for as long as Slurm takes to notice that the node is gone: not with us.
 
-        scancel, too, waits for a dead node (10 s, measured).
+        Told to end by SIGTERM, it has its nodes kill the tasks, which needs no slurmctld (srun manual, SIGNALS). scancel, too, waits for a dead node (10 s, measured).
         """
         signalling = asyncio.create_task(self._signal_or_end_srun("KILL"))
-        try:
-            async with asyncio.timeout(KILL_S):
-                await self._srun.wait()
-        except TimeoutError:
+        if not await self._ends_within(KILL_S - FORCE_S):
+            self._srun.signal(signal.SIGTERM, group=False)
+        if not await self._ends_within(FORCE_S):
             self._unanswered = True
             log.error(
                 "%s does not end %g s after it was killed: %s does not answer",
@@ -325,17 +331,40 @@ class SlurmStep:
             self._srun.kill()
         await signalling
 
+    async def _ends_within(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._srun.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def _signal_or_end_srun(self, sig: str) -> None:
-        """Signal the tasks; if there is no step (still queued, or gone), end srun itself."""
-        if not await self._signal(sig):
+        """Signal the tasks; if there is no step (still queued, or gone), end srun itself.
+
+        Where Slurm does not say, srun is left alone: killing it would leave its tasks.
+        """
+        if await self._signal(sig) is False:
             self._srun.kill()
 
-    async def _signal(self, sig: str) -> bool:
+    async def _signal(self, sig: str) -> bool | None:
+        """Whether Slurm has such a step; None: it does not say, and what is to be killed is killed when it answers."""
         try:
             return await asyncio.to_thread(signal_step, self._job, self._step_name, sig)
         except SlurmCommandFailed as error:
             log.error("%s: %s", self._step_name, error)
-            return False
+            if sig == "KILL" and self._ending_later is None:
+                self._ending_later = asyncio.get_running_loop().create_task(self._end_later())
+            return None
+
+    async def _end_later(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                await asyncio.to_thread(signal_step, self._job, self._step_name, "KILL")
+                return
+            except SlurmCommandFailed as error:
+                log.info("%s: %s", self._step_name, error)
 
 
 def _forget(running: dict[str, Placement], step_name: str) -> None:

@@ -8,13 +8,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gyre_hpc.config import save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.hydra_app import compose
-from gyre_hpc.launch.choice import may_find_leftovers
-from gyre_hpc.launch.nodes.scratch import CACHES, base_folder, entered, job_folder, main
+from gyre_hpc.launch import job_state
+from gyre_hpc.launch.choice import _ended_jobs, may_find_leftovers
+from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.nodes.scratch import CACHES, MARK, base_folder, entered, job_folder, main
+from gyre_hpc.launch.owner import Owner
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.region_files import make_owner_folder, run_folder
 from gyre_hpc.transport.regions import run_key
@@ -83,7 +87,7 @@ def test_processes_of_a_job_share_caches_and_nothing_else(base: Path, tmp_path: 
     (job / "cache").mkdir(parents=True)
     (job / "cache" / "kernel").touch()
     process(layout, "cell-0")
-    assert [folder.name for folder in job.iterdir()] == ["cache"]
+    assert {folder.name for folder in job.iterdir()} == {"cache", MARK}
 
 
 def test_what_a_killed_process_left_goes_at_its_next_start_or_with_the_job(
@@ -96,10 +100,56 @@ def test_what_a_killed_process_left_goes_at_its_next_start_or_with_the_job(
     process(other, "cell-0", "killed")
     left = job_folder("", layout)
     process(layout, "cell-0")
-    assert {folder.name for folder in left.iterdir()} == {"cell-1"}
+    assert {folder.name for folder in left.iterdir()} == {"cell-1", MARK}
     assert main(["--run", str(layout.root)]) == 0
     assert not left.exists() and not regions.exists() and not run_folder(regions.parents[1].name[5:]).exists()
     assert (job_folder("", other) / "cell-0" / "file").exists()
+
+
+def test_what_an_ended_job_of_the_run_left_goes_with_a_later_one_and_nothing_else(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, other = a_run(tmp_path, "run"), a_run(tmp_path, "other")
+    folders = {}
+    for name, run, job in (
+        ("ended", layout, "7"),
+        ("living", layout, "8"),
+        ("unmarked", layout, "9"),
+        ("another's", other, "7"),
+    ):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        process(run, "cell-0", "killed")
+        folders[name] = job_folder("", run)
+    (folders["unmarked"] / MARK).unlink()
+    monkeypatch.setenv("SLURM_JOB_ID", "10")
+    assert main(["--run", str(layout.root), "--ended", "7", "9", "../7"]) == 0
+    assert {name for name, folder in folders.items() if folder.exists()} == {
+        "living",
+        "unmarked",
+        "another's",
+    }
+
+
+def test_only_jobs_that_slurm_calls_ended_or_has_forgotten_are_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = a_run(tmp_path, "run")
+    layout.jobs.mkdir()
+    for job in ("3", "4", "5", "6"):
+        (layout.jobs / f"{job}_submission.sh").touch()
+    (layout.jobs / ".submission_file_x.sh").touch()
+    (layout.root / "owner").write_bytes(msgspec.json.encode(Owner(1, "2", 0, "here", "", 1, 0.0)))
+    (layout.root / "owner.2").write_text("torn")
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    answer = "3|COMPLETED\n4|RUNNING\n5+0|PENDING\n5+1|FAILED"
+    monkeypatch.setattr(job_state, "query", lambda *argv: answer)
+    assert _ended_jobs(layout) == ["2", "3"]
+
+    def silent(*argv: str) -> str:
+        raise SlurmCommandFailed("Unable to contact slurm controller")
+
+    monkeypatch.setattr(job_state, "query", silent)
+    assert _ended_jobs(layout) == []
 
 
 def test_a_cache_that_is_set_stays_where_it_is(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -22,13 +25,14 @@ from gyre_hpc.launch import slurm
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job.allocation import Allocation
+from gyre_hpc.launch.job.submit import submit
 from gyre_hpc.launch.job.successor import submit_successor
 from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.nodes.scratch import job_folder
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import NODE_LOST, SlurmLauncher, SlurmStep
 from gyre_hpc.layout import RunLayout
-from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
+from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue, without_slurmctld
 
 
 def test_slurm_outside_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +143,49 @@ async def test_steps_run_side_by_side_and_end_one_by_one(launcher: SlurmLauncher
     assert running[0].poll() is not None and running[2].poll() is None
     assert "cell-2" in steps(running[2])
     await running[2].terminate(PATIENCE_S)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+async def test_steps_end_though_slurmctld_is_down_or_once_it_is_back(
+    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose srun somebody killed: nobody but slurmctld can end their tasks."""
+    monkeypatch.setattr(slurm, "AGAIN_S", 0.5)
+    specs = [shell(tmp_path, f"cell-{index}", "echo up; echo $$; exec sleep 600") for index in range(3)]
+    running = [await launcher.start(spec) for spec in specs]
+    for spec in specs:
+        await until_logged(spec, "up")
+    tasks = [int(spec.log.read_text().split()[-1]) for spec in specs]
+    with without_slurmctld():
+        running[0].kill()
+        ending = asyncio.create_task(running[1].terminate(0.1))
+        os.kill(running[2].pid, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(ending, running[0].wait(), running[2].wait())
+        assert [psutil.pid_exists(task) for task in tasks] == [False, False, True]
+    async with asyncio.timeout(PATIENCE_S):
+        while psutil.pid_exists(tasks[2]):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+def test_a_submission_whose_answer_is_lost_makes_one_job(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, folder = shutil.which("sbatch"), tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(f'#!/bin/bash\n{real} "$@"; echo "Socket timed out" >&2; exit 1\n')
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    layout = RunLayout(tmp_path / "run")
+    layout.root.mkdir()
+    script = "#!/bin/bash\n#SBATCH --job-name=once --mem=64 --output=/dev/null --hold\nsleep 600\n"
+    job = submit(script, layout).job
+    listed = subprocess.check_output(["squeue", "-h", "--name=once", "-o", "%i"], text=True).split()
+    assert listed == [job] and (layout.jobs / f"{job}_submission.sh").read_text() == script
+    subprocess.run(["scancel", job], check=True)
 
 
 @pytest.mark.slurm

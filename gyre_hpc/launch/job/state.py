@@ -51,6 +51,14 @@ def job_states(jobs: Sequence[str]) -> dict[str, str]:
     return listed | _sacct([job for job in jobs if job not in listed])
 
 
+def gone(jobs: Sequence[str]) -> frozenset[str]:
+    """Those of `jobs` that Slurm says have ended, or that it has forgotten; none where it does not answer."""
+    listed = _squeue(jobs) if jobs else None
+    if listed is None:
+        return frozenset()
+    return frozenset(job for job in jobs if job not in listed or listed[job] in ENDED)
+
+
 def _squeue(jobs: Sequence[str]) -> dict[str, str] | None:
     """None where slurmctld did not answer."""
     try:

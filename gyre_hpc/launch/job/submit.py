@@ -113,7 +113,7 @@ def _taken(script: str, layout: RunLayout) -> str | None:
     A file that Slurm has made no job of is removed. Raises SlurmCommandFailed where Slurm does not say.
     """
     files = [path for path in layout.jobs.glob(f"{PENDING}*") if path.is_file() and not path.is_symlink()]
-    same = {str(path): path for path in files if path.read_text() == script}
+    same = {str(path.absolute()): path for path in files if path.read_text() == script}
     if not same:
         return None
     found = None

@@ -5,7 +5,8 @@
 
 JIT caches on a home directory of NFS have stopped whole jobs (stale file handles). Regions lie beside it in memory
 (`transport.region_files`). What a killed process left goes with the job: at its end, and when it starts again after a requeue,
-`python -m gyre_hpc.launch.nodes.scratch --run RUN` on every node removes both. A base that a node lacks is passed over.
+`python -m gyre_hpc.launch.nodes.scratch --run RUN` on every node removes both, and the folders of the run's other jobs that Slurm says
+have ended; a folder is the run's if its file MARK says so. A base that a node lacks is passed over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,8 @@ from gyre_hpc.transport.rendezvous import read_secret
 
 BASES: Final = ("SLURM_TMPDIR", "TMPDIR")
 """Where sites put a job's own folder, by habit; /tmp comes last."""
+MARK: Final = ".gyre-run"
+"""File in a job's folder that names the run it was made for."""
 CACHES: Final = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -52,8 +55,12 @@ def base_folder(given: str, env: Mapping[str, str] = os.environ) -> Path:
 
 def job_folder(given: str, layout: RunLayout, env: Mapping[str, str] = os.environ) -> Path:
     """The folder of this job and run on this node; made by `entered`."""
+    return _folder_of(env.get("SLURM_JOB_ID", "local"), given, layout, env)
+
+
+def _folder_of(job: str, given: str, layout: RunLayout, env: Mapping[str, str]) -> Path:
     run = hashlib.sha256(os.fsencode(layout.root.resolve())).hexdigest()[:12]
-    return base_folder(given, env) / f"gyre-{env.get('SLURM_JOB_ID', 'local')}-{run}"
+    return base_folder(given, env) / f"gyre-{job}-{run}"
 
 
 @contextlib.contextmanager
@@ -64,6 +71,7 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
     try:
         shutil.rmtree(own, ignore_errors=True)
         _make(job, own, cache)
+        (job / MARK).write_bytes(_mark(layout))
     except OSError as error:
         raise StorageFull(
             f"{own}: {error.strerror}", fix="set cluster.scratch to a node-local folder with space"
@@ -80,7 +88,13 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
         shutil.rmtree(own, ignore_errors=True)
         with contextlib.suppress(OSError):  # caches are in use, or worth keeping until the job ends
             cache.rmdir()
+            if [path.name for path in job.iterdir()] == [MARK]:
+                (job / MARK).unlink()
             job.rmdir()
+
+
+def _mark(layout: RunLayout) -> bytes:
+    return os.fsencode(layout.root.resolve()) + b"\n"
 
 
 def _make(*folders: Path) -> None:
@@ -117,11 +131,23 @@ def remove(cluster: ClusterConfig, layout: RunLayout) -> None:
         remove_leftovers(run_key(read_secret(layout)))
 
 
+def remove_of_jobs(jobs: Sequence[str], cluster: ClusterConfig, layout: RunLayout) -> None:
+    """Remove what these jobs of the run, which have ended, left on this node; only folders with the run's mark."""
+    for job in jobs:
+        folder = _folder_of(job, cluster.scratch, layout, os.environ)
+        with contextlib.suppress(OSError):
+            if not folder.is_symlink() and (folder / MARK).read_bytes() == _mark(layout):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.nodes.scratch", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="run folder")
-    layout = RunLayout(parser.parse_args(argv).run)
-    remove(load_run_config(layout.root).cluster, layout)
+    parser.add_argument("--ended", nargs="*", default=[], help="other jobs of the run, which have ended")
+    args = parser.parse_args(argv)
+    layout, cluster = RunLayout(args.run), load_run_config(args.run).cluster
+    remove_of_jobs([job for job in args.ended if job.isdigit()], cluster, layout)
+    remove(cluster, layout)
     return 0
 
 
