@@ -24,7 +24,7 @@ from gyre_hpc.controller.observer import Observer
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.phases import Phase
 from gyre_hpc.controller.supervision import INCURABLE
-from gyre_hpc.launch.elsewhere.remote import RemoteLauncher
+from gyre_hpc.launch.elsewhere.remote import RemoteLauncher, RemoteProcess
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.protocol import CellKind
@@ -176,8 +176,11 @@ class Guests:
     def exited(self, cell: CellId, code: int, why: str) -> None:
         """The cell is lost and its process has ended: start it again, or give it up. 0: its own job told it to end."""
         host = next((host for host in self._hosts if cell in host.cells), None)
-        told = code == 0 or self.cells.cells[cell].departing
-        if told:
+        lost = self._lost_nodes(cell)
+        told = not lost and (code == 0 or self.cells.cells[cell].departing)
+        if lost:
+            self.observer.fault(f"cell-{cell}", f"lost with node {', '.join(lost)}")
+        elif told:
             self.observer.guests(f"cell-{cell} has left the run")
         else:
             self.observer.fault(f"cell-{cell}", why)
@@ -186,6 +189,11 @@ class Guests:
             self._awaited.append((host, cell))
         else:
             self._give_up(host, cell)
+
+    def _lost_nodes(self, cell: CellId) -> tuple[str, ...]:
+        peer = self.peers.peers.get((PeerKind.CELL, cell))
+        handle = peer.handle if peer is not None else None
+        return handle.lost if isinstance(handle, RemoteProcess) else ()
 
     def _give_up(self, host: Host | None, cell: CellId) -> None:
         self.cells.cells[cell].gone = True

@@ -2,9 +2,8 @@
 
 Every flag is explicit: srun inherits nothing from the job script. A process is one step; it is signalled and cancelled
 by its step id, and its end is srun's exit, or ours of an srun whose step did not end KILL_S after it was killed: its node is
-gone and Slurm does not know yet. While slurmctld does not answer, srun itself kills its tasks (SIGTERM to srun: it asks the nodes),
-and Slurm is asked to end the step until it answers. What Slurm's query commands do not know is never taken for an end. Under --kill-on-bad-exit
-one dead rank ends its step and no other.
+gone and Slurm does not know yet. While slurmctld does not answer it is asked again and again to end such a step. What Slurm's query
+commands do not know is never taken for an end. Under --kill-on-bad-exit one dead rank ends its step and no other.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import asyncio
 import itertools
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -46,8 +44,6 @@ KILL_S: Final = 15.0
 """A step on a node that answers ends well within this, once it is killed."""
 PROBE_S: Final = 15.0
 """A step that only ends takes less than a second on a node that answers."""
-FORCE_S: Final = 5.0
-"""Of KILL_S, what is left to srun for killing its tasks itself."""
 AGAIN_S: Final = 10.0
 """Seconds between two requests to end a step while Slurm does not answer."""
 EVERYWHERE_S: Final = 15.0
@@ -315,12 +311,14 @@ class SlurmStep:
     async def _kill(self) -> None:
         """An srun outlives its step for as long as Slurm takes to notice that the node is gone: not with us.
 
-        Told to end by SIGTERM, it has its nodes kill the tasks, which needs no slurmctld (srun manual, SIGNALS). scancel, too, waits for a dead node (10 s, measured).
+        scancel, too, waits for a dead node (10 s, measured). Without slurmctld nobody can end the tasks, not even srun (SIGTERM to it
+        leaves them, measured): a process that answers ends by its link, what does not is ended when slurmctld is back.
         """
         signalling = asyncio.create_task(self._signal_or_end_srun("KILL"))
-        if not await self._ends_within(KILL_S - FORCE_S):
-            self._srun.signal(signal.SIGTERM, group=False)
-        if not await self._ends_within(FORCE_S):
+        try:
+            async with asyncio.timeout(KILL_S):
+                await self._srun.wait()
+        except TimeoutError:
             self._unanswered = True
             log.error(
                 "%s does not end %g s after it was killed: %s does not answer",
@@ -331,18 +329,10 @@ class SlurmStep:
             self._srun.kill()
         await signalling
 
-    async def _ends_within(self, limit_s: float) -> bool:
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._srun.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _signal_or_end_srun(self, sig: str) -> None:
         """Signal the tasks; if there is no step (still queued, or gone), end srun itself.
 
-        Where Slurm does not say, srun is left alone: killing it would leave its tasks.
+        Where Slurm does not say, srun is left alone for KILL_S.
         """
         if await self._signal(sig) is False:
             self._srun.kill()

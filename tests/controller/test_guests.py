@@ -17,10 +17,11 @@ from gyre_hpc.controller.guests import RESTARTS
 from gyre_hpc.controller.inbound import HostSaid
 from gyre_hpc.controller.journal import GuestsJoined, Happened, StepTaken, read_journal
 from gyre_hpc.controller.phases import Phase
+from gyre_hpc.launch.remote import RemoteProcess
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.protocol import CellAdded, CellKind, CellLost
 from gyre_hpc.transport import messages as msg
-from gyre_hpc.transport.messages import PeerKind
+from gyre_hpc.transport.messages import PeerKind, ProcessSerial
 from tests.controller.world import FakePeers, Interrupt, make_controller, small_run
 
 STEPS = 6
@@ -174,6 +175,24 @@ async def test_a_guest_whose_job_ends_it_or_that_lacks_something_is_given_up_at_
     acts = {20: lambda c: says(c, link, offer()), 60: lambda c: dies_with(c, code)}
     controller = await run_with(tmp_path, acts)
     assert [event.cell for event in events(tmp_path, CellLost)] == [3] and gone_of(controller) == [3]
+
+
+async def test_a_guest_whose_node_is_lost_is_told_as_lost_with_the_node_and_started_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """srun, and so its host, says 0 of such an end, as of one in order."""
+    link, told = Link(), list[tuple[str, str]]()
+
+    def loses_its_node(controller: Controller) -> None:
+        process = RemoteProcess("cell-3", ProcessSerial(1), lambda message: None)
+        process.nodes, process.lost = ("n7",), ("n7",)
+        peers_of(controller).peers[PeerKind.CELL, 3].handle = process
+        controller.observer.fault = lambda who, what: told.append((who, what))  # type: ignore[method-assign]
+        dies_with(controller, 0)
+
+    controller = await run_with(tmp_path, {20: lambda c: says(c, link, offer()), 60: loses_its_node})
+    assert told == [("cell-3", "lost with node n7")]
+    assert [event.cell for event in events(tmp_path, CellLost)] == [3] and ids_of(controller) == [3]
 
 
 def dies_with(controller: Controller, code: int) -> None:

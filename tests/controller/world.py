@@ -157,6 +157,9 @@ class FakePeers:
         self.peers: dict[PeerId, Peer] = {}
         self.hosts: dict[Any, Any] = {}
         self.cells, self.services, self._watch = Cells(), Services(), watch
+        self.nodes, self.happened = self, 0
+
+    def stir(self) -> None: ...
 
     def start_accepting(self) -> None: ...
 

@@ -16,8 +16,8 @@ import pytest_asyncio
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.elsewhere.cell_host import CellHost
+from gyre_hpc.launch.local import LocalLauncher, LocalProcess, spawn
 from gyre_hpc.launch.elsewhere.remote import GONE, RemoteLauncher, described, here
-from gyre_hpc.launch.local import LocalLauncher
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret
@@ -70,6 +70,22 @@ class Bench:
     async def why(self) -> str:
         assert self.running is not None
         return await asyncio.wait_for(self.running, PATIENCE_S)
+
+
+class LosingNodes(LocalLauncher):
+    """Its processes run on n1 and n2; Slurm has lost n2."""
+
+    async def start(self, spec: ProcessSpec) -> LocalProcess:
+        return OnNodes(spec.name, spawn(spec))
+
+    async def usable(self) -> frozenset[str] | None:
+        return frozenset({"n1"})
+
+
+class OnNodes(LocalProcess):
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return ("n1", "n2")
 
 
 @pytest_asyncio.fixture
@@ -169,3 +185,12 @@ async def test_cells_that_were_told_to_end_count_as_a_signal_to_the_host(bench: 
     link.send(LeaveCells(30.0, "SIGTERM to its cells"))
     link.send(Shutdown("none of its cells is left"))
     assert await bench.why() == "SIGTERM to its cells" and bench.host.asked.is_set()
+
+
+async def test_a_process_that_went_with_its_node_is_told_so_whatever_its_exit_code(bench: Bench) -> None:
+    bench.host.launcher = LosingNodes()
+    link, launcher = await bench.controller()
+    process = await launcher.start(bench.spec("exit 0"))
+    message = await bench.ended(link, launcher)
+    assert (message.code, message.nodes, message.lost) == (0, ("n1", "n2"), ("n2",))
+    assert process.lost == ("n2",) and process.nodes == ("n1", "n2")

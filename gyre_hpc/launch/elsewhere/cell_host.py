@@ -20,8 +20,8 @@ from typing import Final
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, PeerLost
+from gyre_hpc.launch.plan import ProcessHandle, SiteLauncher
 from gyre_hpc.launch.elsewhere.remote import here
-from gyre_hpc.launch.plan import Launcher, ProcessHandle
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
 from gyre_hpc.transport.links import Link
@@ -43,6 +43,8 @@ GRACE_S: Final = 45.0
 """Longest time for cells to leave in order once the host was told to end."""
 END_S: Final = 20.0
 """Longest wait for cells that the controller has told to end."""
+ASK_S: Final = 5.0
+"""Longest wait for Slurm to say whether the node of a process that has ended is lost."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -53,7 +55,7 @@ class CellHost:
     config: RunConfig
     layout: RunLayout
     offer: OfferCells
-    launcher: Launcher
+    launcher: SiteLauncher
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Somebody told this host to end."""
     _why: str = ""
@@ -173,8 +175,20 @@ class CellHost:
     async def _watch(self, link: Link, serial: ProcessSerial, handle: ProcessHandle) -> None:
         code = await handle.wait()
         log.info("%s ended with %d", handle.name, code)
+        lost = await self._lost_nodes(handle)
         del self._running[serial]
-        link.send(ProcessEnded(serial, code))
+        link.send(ProcessEnded(serial, code, nodes=handle.nodes, lost=lost))
+
+    async def _lost_nodes(self, handle: ProcessHandle) -> tuple[str, ...]:
+        """Where an ended process was taken by the loss of its node: srun says 0 to that as well."""
+        if handle.unanswered or not handle.nodes:
+            return handle.nodes if handle.unanswered else ()
+        try:
+            async with asyncio.timeout(ASK_S):
+                usable = await self.launcher.usable()
+        except TimeoutError:
+            usable = None
+        return () if usable is None else tuple(node for node in handle.nodes if node not in usable)
 
     async def _all_ended(self, timeout_s: float) -> None:
         waits = [asyncio.create_task(handle.wait()) for handle in self._running.values()]

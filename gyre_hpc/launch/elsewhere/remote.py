@@ -70,11 +70,14 @@ class RemoteProcess:
     """A process of a host. `pid` is 0: it means nothing on this host."""
 
     pid = 0
-    nodes: tuple[str, ...] = ()
     unanswered = False
 
     def __init__(self, name: str, serial: ProcessSerial, send: Callable[[Message], None]) -> None:
         self.name, self._serial, self._send = name, serial, send
+        self.nodes: tuple[str, ...] = ()
+        """Where it ran; known at its end."""
+        self.lost: tuple[str, ...] = ()
+        """Of its nodes, those whose loss took it."""
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def poll(self) -> int | None:
@@ -133,6 +136,7 @@ class RemoteLauncher:
             return
         if message.error:
             log.error("%s could not be started: %s", process.name, message.error)
+        process.nodes, process.lost = message.nodes, message.lost
         process.ended(message.code)
 
     def lost(self) -> None:

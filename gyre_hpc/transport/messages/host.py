@@ -59,8 +59,13 @@ class EndProcess(Message, frozen=True):
 
 
 class ProcessEnded(Message, frozen=True):
-    """The process, or the attempt to start it, has ended with `code`; `error` says why it could not be started."""
+    """The process, or the attempt to start it, has ended with `code`; `error` says why it could not be started.
+
+    It ran on `nodes`; `lost` are those of them that Slurm has taken out of the host's job, or that do not answer.
+    """
 
     serial: ProcessSerial
     code: int
     error: str = ""
+    nodes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
