@@ -1,6 +1,7 @@
 """Cells that run in another job, or on another machine, and may vanish at any time.
 
-A cell host offers room; each of its cells gets an id that no cell of the run has had and is started through it. A guest
+A cell host offers room; each of its cells gets an id that no cell of the run has had and is started through it. A host whose
+link broke and that comes back to the same controller gets the ids it had. A guest
 that dies is started again while its host is there, a few times per host, which costs the run none of its `cluster.restarts`.
 A host that says it must end has its cells leave in order: calls move on, a contribution is handed over if the batch closes
 in time. When the host is gone, its cells are lost at once, are not started elsewhere, and their rows stay inert. All
@@ -76,6 +77,8 @@ class Guests:
     over: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
     _hosts: list[Host] = field(default_factory=list)
+    _away: dict[tuple[str, int, CellKind], list[CellId]] = field(default_factory=dict)
+    """Cells of hosts that are gone, by the host's name and number: it may come back."""
     _awaited: list[tuple[Host, CellId]] = field(default_factory=list)
     """Cells whose process is to be started."""
 
@@ -108,18 +111,36 @@ class Guests:
     def _welcome(self, link: PeerLink, offer: msg.OfferCells) -> None:
         kind = CellKind.ROLLOUT if offer.rollout_only else CellKind.SATELLITE
         host = Host(link, RemoteLauncher(link.send, self.layout), kind, offer.job)
+        known = self._away.pop(_identity(host), [])[: offer.cells]
         first = self.config.cluster.cells + self.history.guests
-        ids = tuple(CellId(id) for id in range(first, first + offer.cells))
+        fresh = tuple(CellId(id) for id in range(first, first + offer.cells - len(known)))
         self._hosts.append(host)
         self.peers.hosts[link] = host.launcher
-        self.journal.append(GuestsJoined(time.time(), ids, kind, offer.job, link.hello.host))
-        for id in ids:
-            host.cells.add(id)
+        if fresh:
+            self.journal.append(GuestsJoined(time.time(), fresh, kind, offer.job, link.hello.host))
+        for id in fresh:
             self.cells.add(id, self.config.engine.capacity, known=False, kind=kind)
-            self._awaited.append((host, id))
-            self.observer.came(id)
+            self._await(host, id)
+        for id in known:
+            self._take_back(host, id)
+        ids = (*known, *fresh)
         use = "serve calls" if offer.rollout_only else "serve calls and train"
         self.observer.guests(f"{_named(ids)} join from {host.name}: they {use}")
+
+    def _await(self, host: Host, id: CellId) -> None:
+        host.cells.add(id)
+        self._awaited.append((host, id))
+        self.observer.came(id)
+
+    def _take_back(self, host: Host, id: CellId) -> None:
+        """Start the cell again; one whose end has not been heard yet, at its end, which costs its host nothing."""
+        cell = self.cells.cells[id]
+        if cell.gone:
+            cell.gone = cell.departing = cell.deserted = False
+            self._await(host, id)
+        else:
+            host.cells.add(id)
+            host.restarts -= 1
 
     def _leave(self, host: Host, grace_s: float, reason: str) -> None:
         self.observer.guests(f"{_named(host.cells)} leave with {host.name}: {reason}")
@@ -141,6 +162,8 @@ class Guests:
         if host.cells:
             self.observer.fault(host.name, f"gone, and {_named(host.cells)} with it")
         self._hosts.remove(host)
+        if host.leaves_at is None:
+            self._away[_identity(host)] = sorted(host.cells)
         for cell in host.cells:
             self.peers.fence(PeerKind.CELL, cell)
 
@@ -218,6 +241,11 @@ class Guests:
                 self.peers.kill(PeerKind.CELL, cell.id)
             else:
                 self.peers.send(PeerKind.CELL, cell.id, msg.Shutdown("its host leaves"))
+
+
+def _identity(host: Host) -> tuple[str, int, CellKind]:
+    hello = host.link.hello
+    return hello.host, hello.index, host.kind
 
 
 def _named(cells: set[CellId] | tuple[CellId, ...]) -> str:

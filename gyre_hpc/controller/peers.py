@@ -101,6 +101,8 @@ class Peers:
         self._server = server
         self._epoch = epoch
         self.peers: dict[PeerId, Peer] = {}
+        self._forgotten: dict[PeerId, int] = {}
+        """Launches of peers that were forgotten: no two processes share an incarnation."""
         self.hosts: dict[PeerLink, RemoteLauncher] = {}
         """Cell hosts whose cells are peers."""
         self.survivors: set[PeerKind] = set()
@@ -117,11 +119,13 @@ class Peers:
         self._spawn(self._accept())
 
     async def launch(self, kind: PeerKind, index: int, launcher: Launcher | None = None) -> Peer:
-        """Start (or restart) the peer's process, a guest's with the `launcher` that its first launch names.
+        """Start (or restart) the peer's process, a guest's with the `launcher` of its host.
 
         Raises NoRoom; the peer then is dead, as it was.
         """
-        peer = self.peers.setdefault((kind, index), Peer(kind, index, launcher=launcher))
+        before = self._forgotten.get((kind, index), 0)
+        peer = self.peers.setdefault((kind, index), Peer(kind, index, launches=before))
+        peer.launcher = launcher or peer.launcher
         peer.launches += 1
         peer.number = launch_number(self._epoch, peer.launches)
         peer.link, peer.reader, peer.suspect, peer.lost = None, None, False, False
@@ -251,8 +255,10 @@ class Peers:
             peer.link.abandon()
 
     def forget(self, kind: PeerKind, index: int) -> None:
-        """The peer has ended and never comes back."""
-        self.peers.pop((kind, index), None)
+        """The peer has ended; if it ever comes back, its launches go on being counted."""
+        peer = self.peers.pop((kind, index), None)
+        if peer is not None:
+            self._forgotten[kind, index] = peer.launches
 
     def check_liveness(self) -> None:
         """Suspect the silent, kill the lost and the never-started; to be called about twice a second."""

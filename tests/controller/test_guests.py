@@ -195,6 +195,30 @@ async def test_a_guest_whose_node_is_lost_is_told_as_lost_with_the_node_and_star
     assert [event.cell for event in events(tmp_path, CellLost)] == [3] and ids_of(controller) == [3]
 
 
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_host_whose_link_breaks_and_comes_back_gets_the_ids_it_had(
+    tmp_path: Path, heard: bool
+) -> None:
+    """Whether or not the ends of its cells have been heard by then; another host gets others."""
+    first, again, other = Link(), Link(), Link(pid=2)
+
+    def flaps(controller: Controller) -> None:
+        (vanishes if heard else lambda c, link: says(c, link, None))(controller, first)
+        if heard:
+            return
+        says(controller, again, offer(2))
+        for cell in (3, 4):
+            peers_of(controller).vanish(cell)
+
+    acts = {20: lambda c: says(c, first, offer(2)), 60: flaps, 140: lambda c: says(c, other, offer())}
+    if heard:
+        acts[100] = lambda c: says(c, again, offer(2))
+    controller = await run_with(tmp_path, acts)
+    assert [entry.cells for entry in entries(tmp_path, GuestsJoined)] == [(3, 4), (5,)]
+    assert ids_of(controller) == [3, 4, 5]
+    assert [host.cells for host in controller.guests._hosts] == [{3, 4}, {5}]
+
+
 def dies_with(controller: Controller, code: int) -> None:
     peers = peers_of(controller)
     if (PeerKind.CELL, 3) in peers.peers and not peers.peers[PeerKind.CELL, 3].dead:
