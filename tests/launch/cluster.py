@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -63,20 +62,6 @@ def reconfigure(pattern: str, replacement: str) -> None:
     file = Path(os.environ["SLURM_CONF"])
     file.write_text(re.sub(pattern, replacement, file.read_text()))
     subprocess.run(["scontrol", "reconfigure"], check=True)
-
-
-@contextlib.contextmanager
-def without_slurmctld() -> Iterator[None]:
-    """slurmctld is killed, and started again at the end of the block."""
-    pid = int((Path(os.environ["GYRE_SLURM_ROOT"]) / "run" / "slurmctld.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
-    try:
-        yield
-    finally:
-        subprocess.run(["slurmctld", "-f", os.environ["SLURM_CONF"]], check=True)
-        deadline = time.monotonic() + PATIENCE_S
-        while subprocess.run(["squeue", "-h"], check=False, capture_output=True).returncode:
-            assert time.monotonic() < deadline, "slurmctld does not come back"
 
 
 def squeue(job: str, form: str, *flags: str) -> str:

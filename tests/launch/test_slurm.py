@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -24,15 +23,16 @@ from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch import slurm
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.local import spawn
+from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.job.allocation import Allocation
 from gyre_hpc.launch.job.submit import submit
 from gyre_hpc.launch.job.successor import submit_successor
-from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.nodes.scratch import job_folder
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import NODE_LOST, SlurmLauncher, SlurmStep
 from gyre_hpc.layout import RunLayout
-from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue, without_slurmctld
+from tests.launch.cluster import PATIENCE_S, SCRIPT, dev_cluster, running_cluster, squeue
 
 
 def test_slurm_outside_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,29 +145,35 @@ async def test_steps_run_side_by_side_and_end_one_by_one(launcher: SlurmLauncher
     await running[2].terminate(PATIENCE_S)
 
 
-@pytest.mark.slurm
-@pytest.mark.root
-async def test_steps_that_are_ended_while_slurmctld_is_down_leave_no_task_once_it_is_back(
-    launcher: SlurmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_step_that_is_ended_while_slurm_does_not_answer_is_ended_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By us, or by whoever kills an srun: nobody but slurmctld can end their tasks."""
-    monkeypatch.setattr(slurm, "AGAIN_S", 0.5)
-    monkeypatch.setattr(slurm, "KILL_S", 1.0)
-    specs = [shell(tmp_path, f"cell-{index}", "echo up; echo $$; exec sleep 600") for index in range(3)]
-    running = [await launcher.start(spec) for spec in specs]
-    for spec in specs:
-        await until_logged(spec, "up")
-    tasks = [int(spec.log.read_text().split()[-1]) for spec in specs]
-    with without_slurmctld():
-        running[0].kill()
-        ending = asyncio.create_task(running[1].terminate(0.1))
-        os.kill(running[2].pid, signal.SIGKILL)
+    """Whether we end it or somebody has killed its srun: the tasks live on in both cases."""
+    asked: list[tuple[str, str]] = []
+
+    def answers_the_fourth_time(job: str, step_name: str, sig: str) -> bool:
+        asked.append((step_name, sig))
+        if len(asked) % 4:
+            raise SlurmCommandFailed("Unable to contact slurm controller")
+        return True
+
+    monkeypatch.setattr(slurm, "signal_step", answers_the_fourth_time)
+    monkeypatch.setattr(slurm, "AGAIN_S", 0.01)
+    monkeypatch.setattr(slurm, "KILL_S", 0.2)
+    for killed_outside in (True, False):
+        spec = ProcessSpec("cell-0", ["sleep", "600"], log=tmp_path / "log")
+        step = SlurmStep("7", "cell-0.1", spec, spawn(spec), {}, ("n1",))
+        asked.clear()
+        if killed_outside:
+            os.kill(step.pid, signal.SIGKILL)
+        else:
+            step.kill()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(ending, running[0].wait(), running[2].wait())
-        assert all(psutil.pid_exists(task) for task in tasks)
-    async with asyncio.timeout(PATIENCE_S):
-        while any(psutil.pid_exists(task) for task in tasks):
-            await asyncio.sleep(0.05)
+            assert await step.wait() == -9
+            while len(asked) < 4:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert asked == [("cell-0.1", "KILL")] * 4
 
 
 @pytest.mark.slurm
