@@ -16,8 +16,8 @@ import pytest_asyncio
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.elsewhere.cell_host import CellHost
-from gyre_hpc.launch.local import LocalLauncher, LocalProcess, spawn
 from gyre_hpc.launch.elsewhere.remote import GONE, RemoteLauncher, described, here
+from gyre_hpc.launch.local import LocalLauncher, LocalProcess, spawn
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.links import LinkServer, PeerLink, write_rendezvous, write_secret

@@ -23,11 +23,11 @@ from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch import slurm
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.commands import SlurmCommandFailed
-from gyre_hpc.launch.local import spawn
-from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.job.allocation import Allocation
 from gyre_hpc.launch.job.submit import submit
 from gyre_hpc.launch.job.successor import submit_successor
+from gyre_hpc.launch.local import spawn
+from gyre_hpc.launch.nodes.placement import Node
 from gyre_hpc.launch.nodes.scratch import job_folder
 from gyre_hpc.launch.plan import ProcessSpec
 from gyre_hpc.launch.slurm import NODE_LOST, SlurmLauncher, SlurmStep

@@ -20,8 +20,8 @@ from typing import Final
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, PeerLost
-from gyre_hpc.launch.plan import ProcessHandle, SiteLauncher
 from gyre_hpc.launch.elsewhere.remote import here
+from gyre_hpc.launch.plan import ProcessHandle, SiteLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
 from gyre_hpc.transport.links import Link
