@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from gyre_hpc.launch.remote import RemoteProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from gyre_hpc.controller.guests import RESTARTS
 from gyre_hpc.controller.inbound import HostSaid
 from gyre_hpc.controller.journal import GuestsJoined, Happened, StepTaken, read_journal
 from gyre_hpc.controller.phases import Phase
+from gyre_hpc.launch.elsewhere.remote import RemoteProcess
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.protocol import CellAdded, CellKind, CellLost
 from gyre_hpc.transport import messages as msg

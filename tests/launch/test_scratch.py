@@ -14,9 +14,9 @@ import pytest
 from gyre_hpc.config import save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.hydra_app import compose
-from gyre_hpc.launch import job_state
 from gyre_hpc.launch.choice import _ended_jobs, may_find_leftovers
 from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.job import state as job_state
 from gyre_hpc.launch.nodes.scratch import CACHES, MARK, base_folder, entered, job_folder, main
 from gyre_hpc.launch.owner import Owner
 from gyre_hpc.layout import RunLayout
