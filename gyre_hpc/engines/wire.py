@@ -165,7 +165,7 @@ class MetaInfo(msgspec.Struct):
 
 def ids_xxh3(ids: Sequence[int] | Int32) -> str:
     """Checksum of token ids: xxh3 (64 bits) of little-endian int32."""
-    return xxhash.xxh3_64_hexdigest(np.asarray(ids, "<i4").tobytes())
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(ids, "<i4").data)
 
 
 class ErrorBody(msgspec.Struct):
