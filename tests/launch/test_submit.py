@@ -255,7 +255,7 @@ def test_a_site_profile_gives_way_to_the_command_line(say: Say, tmp_path: Path) 
 @given(st.lists(st.text(st.sampled_from("a'\"\\,[]{}:= $#")), max_size=3), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_values_of_a_site_profile_arrive_as_they_are(words: list[str], flag: bool) -> None:
-    words = [word.replace("${", "$") for word in words]
+    words = [word.replace("{", "") for word in words]  # ${ is an interpolation, in a profile too
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site.yaml"
         site.write_text(yaml.safe_dump({"job": {"setup": words, "exclusive": flag}}))
