@@ -38,8 +38,10 @@ FILES_PER_CONNECTION = 2
 
 
 def _is_noise(record: logging.LogRecord) -> bool:
-    """A client whose HTTP is broken gets its 400; it may not fill our log with tracebacks."""
-    return record.exc_info is not None and isinstance(record.exc_info[1], HttpProcessingError)
+    """A client whose HTTP is broken, or that is gone while it is served, may not fill our log with tracebacks."""
+    return record.exc_info is not None and isinstance(
+        record.exc_info[1], (HttpProcessingError, ConnectionError)
+    )
 
 
 def room_for_connections() -> int:
