@@ -1,7 +1,7 @@
 """Makes the fuzz corpus from request bodies that harnesses sent: `python tools/harness_bodies.py FOLDER OUT.json`.
 
 FOLDER holds one JSON file per request: {"path": below the base URL, "body": text}. What is written keeps the shape of each body
-(keys, types, roles, handles, short words) and none of its prose: long texts become filler of at most 60 characters, lists of
+(keys, types, roles, handles, short words) and none of its prose: long texts become filler of at most 24 characters, lists of
 tools are cut. So the corpus holds no vendor's texts.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-KEPT_CHARS, FILLED_CHARS = 40, 60
-KEPT_TOOLS = KEPT_PROPERTIES = 2
+KEPT_CHARS, FILLED_CHARS = 24, 24
+KEPT_TOOLS = KEPT_PROPERTIES = 1
 """Of each type."""
 HANDLE = re.compile(r"(toolu|call|msg|rs|fc|ctc|keep)[_:]e\d+a\d+c\d+")
 FILLER = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor "
