@@ -58,8 +58,8 @@ class History:
     words: int
 
 
-SMALL, LARGE = History(9, 3, 341), History(1, 94, 945)
-"""Histories whose measured calls have a median of 2,000 and of 100,000 prompt tokens."""
+SMALL, LARGE, HUGE = History(9, 3, 341), History(1, 94, 945), History(1, 150, 6_557)
+"""Histories whose measured calls have a median of 2,000, of 100,000 and of a million prompt tokens (5 MB of JSON)."""
 ANSWER = (
     'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "cat notes"}}\n</tool_call><|im_end|>'
 )
@@ -256,19 +256,22 @@ def _render_cost(rendering: Rendering, words: list[str], history: History) -> fl
 
 
 def run() -> dict[str, Figure]:
-    """Histories of 2k and 100k tokens, one new turn each."""
+    """Histories of 2k, 100k and 1M tokens, one new turn each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         words = word_tokenizer(folder)
         rendering = Rendering(folder, "qwen3", thinking=False)
         small = uvloop.run(_measure(rendering, words, folder, SMALL))
         large = uvloop.run(_measure(rendering, words, folder, LARGE))
+        huge = uvloop.run(_measure(rendering, words, folder, HUGE))
     again = "rendering the whole history afresh for each call"
     return {
         "cpu_ms_2k": _figure(small, 1.0),
         "cpu_ms_100k": _figure(large, 5.0),
+        "cpu_ms_1m": _figure(huge, 30.0),
         "empty_cpu_ms_2k": _yardstick(small),
         "empty_cpu_ms_100k": _yardstick(large),
+        "empty_cpu_ms_1m": _yardstick(huge),
         "rerender_over_gateway_100k": Figure(
             large.render_ms / large.gateway_ms, "ratio", "higher", None, None, again
         ),

@@ -31,6 +31,13 @@ def test_the_large_history_is_of_a_hundred_thousand_tokens(tmp_path: Path) -> No
     assert found.empty_ms < found.gateway_ms < found.render_ms
 
 
+@pytest.mark.full
+def test_the_huge_history_is_of_a_million_tokens_and_only_its_new_turn_is_rendered(tmp_path: Path) -> None:
+    found = measured(tmp_path, gateway.HUGE)
+    assert abs(found.tokens - 1_000_000) < 10_000
+    assert found.empty_ms < found.gateway_ms < found.render_ms / 20
+
+
 def test_each_batch_is_held_against_the_empty_handler_of_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
