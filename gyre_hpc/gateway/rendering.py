@@ -30,7 +30,7 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 Ids = Sequence[int] | Int32
 
-TAIL_BRIDGE = frozenset({"qwen3"})
+TAIL_BRIDGE = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 """Renderers whose bridge reads only the prompt behind its last turn close, which is the same for all prompts."""
 SCAFFOLD_CHARS, SCAFFOLD_TEXTS = 32, 4096
 INLINE_SYSTEM_MARK = "<system-reminder>\n{}\n</system-reminder>"
@@ -121,7 +121,7 @@ class Rendering:
         self._think_end = self.tokenizer.encode("</think>")
         self._generation = self._ids([_PROBE], None, generation=True)[len(self._probe_ids) :]
         prefilled = "</think>" not in self.text(self._generation) and "<think>" in self.text(self._generation)
-        self._before_answer = None if self.tail_only and not prefilled else self._generation
+        self._before_answer = None if renderer == "qwen3" and not prefilled else self._generation
         self._prompt_tail = [self.stop_ids[0], *(self._before_answer or ())]
         self.inline_system = self._takes_inline_system()
 
