@@ -247,6 +247,8 @@ class HarnessConfig:
     packages: list[str] = field(default_factory=list)
     """Packages the program comes from: npm:NAME@VERSION or pypi:NAME==VERSION; `gyre harness check` installs them.
     Empty = the program is on the node."""
+    lock: str = ""
+    """File in conf/harness/ that pins what PyPI packages depend on (pip's --constraint). Empty = pip chooses."""
     prefix: str = ""
     """Folder that holds installed packages, one folder per harness; every node must see it. Empty = ~/.local/share/gyre/harnesses."""
     files: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from gyre_hpc.config import HarnessConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.harnesses.check import Trial, run
 from gyre_hpc.harnesses.findings import Finding, judge
+from gyre_hpc.harnesses.locks import lock_of
 from gyre_hpc.harnesses.packages import install, prefix_of
 from gyre_hpc.harnesses.stand import MAX_CONTEXT
 from gyre_hpc.hydra_app import compose
@@ -52,7 +53,7 @@ def main(parser: argparse.ArgumentParser, arguments: list[str], console: Console
 def installed(config: HarnessConfig) -> Finding:
     """Install what the harness comes from. Raises GyreError."""
     prefix, begun = prefix_of(config.packages, config.prefix), time.monotonic()
-    made = install(config.packages, prefix)
+    made = install(config.packages, prefix, lock_of(config))
     how = f"installed in {time.monotonic() - begun:.0f} s" if made else "installed before"
     return Finding("packages", True, f"{', '.join(config.packages)}: {how}, in {prefix}")
 

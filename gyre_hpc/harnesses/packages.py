@@ -56,8 +56,11 @@ def is_installed(packages: Sequence[str], prefix: Path) -> bool:
     return marker.is_file() and marker.read_text().split() == list(packages)
 
 
-def install(packages: Sequence[str], prefix: Path) -> bool:
-    """Make the prefix hold these packages; False if it did already. Raises InstallFailed, MissingInput."""
+def install(packages: Sequence[str], prefix: Path, lock: Path | None = None) -> bool:
+    """Make the prefix hold these packages; False if it did already. Raises InstallFailed, MissingInput.
+
+    `lock`: constraints for pip.
+    """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with _locked(prefix.with_name(prefix.name + ".lock")):
         if is_installed(packages, prefix):
@@ -73,7 +76,9 @@ def install(packages: Sequence[str], prefix: Path) -> bool:
             )
         if wanted["pypi:"]:
             _run([sys.executable, "-m", "venv", str(prefix / "venv")])
-            _run([str(prefix / "venv/bin/python"), "-m", "pip", "install", "--quiet", *wanted["pypi:"]])
+            constraints = [] if lock is None else ["--constraint", str(lock)]
+            pip = [str(prefix / "venv/bin/python"), "-m", "pip", "install", "--quiet", *constraints]
+            _run([*pip, *wanted["pypi:"]])
         (prefix / INSTALLED).write_text("\n".join(packages) + "\n")
     return True
 

@@ -31,6 +31,8 @@ SUB_DONE = "report-of-the-sub-agent"
 SUMMARY = {False: "summary-of-the-main-agent", True: "summary-of-the-sub-agent"}
 FILL = 1500
 """Lines of a command's output: about 7,000 tokens."""
+LOOK = f"{{ env; echo; cat /proc/net/dev; echo; ls -A {Path.home()}; }} > seen.txt 2>&1; "
+"""What an agent can see of the machine, written into its workspace."""
 WAIT = "seq 1 3 && sleep 3"
 MOST = 40
 """Calls of one agent after which it ends, whatever it waits for."""
@@ -135,7 +137,7 @@ class Cast(script.ScriptedEngine):
         if self.delegation is not None and turn == 1:
             return f"{script.THINKING}I delegate.\n{self.delegation.starts()}"
         if script.RESULT not in prompt and SUMMARY[False] not in prompt:
-            return f"{script.THINKING}I write the file.\n{script.tool_call(tool, script.COMMAND)}{self.side}"
+            return f"{script.THINKING}I write the file.\n{script.tool_call(tool, LOOK + script.COMMAND)}{self.side}"
         if self.delegation is not None and SUB_DONE not in prompt:
             wait = self.delegation.waits
             return wait(prompt) if wait else script.tool_call(tool, WAIT)

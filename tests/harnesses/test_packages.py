@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gyre_hpc.config import HarnessConfig
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.executions.harness import find_harness
+from gyre_hpc.harnesses.locks import lock_of
 from gyre_hpc.harnesses.packages import (
     INSTALLED,
     InstallFailed,
@@ -17,6 +19,7 @@ from gyre_hpc.harnesses.packages import (
     is_installed,
     prefix_of,
 )
+from gyre_hpc.hydra_app import compose
 
 
 @pytest.mark.parametrize(
@@ -122,3 +125,17 @@ def test_files_are_written_with_their_placeholders_filled(tmp_path: Path) -> Non
     call = find_harness(config).fill(base_url="http://h/x/k", workspace=Path("/w"), instruction="", seed=0)
     call.write_files(tmp_path)
     assert (tmp_path / ".agent/config.toml").read_text() == 'url = "http://h/x/k/v1" {x}'
+
+
+def test_a_lock_pins_what_every_pypi_harness_depends_on() -> None:
+    for name in ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code"):
+        harness = compose([f"harness={name}"]).harness
+        lock = lock_of(harness)
+        assert (lock is not None) is any(package.startswith("pypi:") for package in harness.packages)
+        lines = lock.read_text().splitlines() if lock else []
+        assert all(re.fullmatch(r"[\w.-]+==[\w.+!]+", line) for line in lines)
+
+
+def test_a_lock_that_is_not_there_is_named() -> None:
+    with pytest.raises(MissingInput, match=r"harness\.lock: .*none\.txt"):
+        lock_of(HarnessConfig(lock="none.txt"))

@@ -1,5 +1,8 @@
 """Real harnesses whose every call has a part that the script knows: the role rules name all of them right.
 
+Their agents also look around: they run in the sandbox of the main job, with an environment made from nothing, a HOME of their
+own, and no network but the gateway (where the machine has user namespaces).
+
 One run of each shows whatever the harness has: main agent, sub-agent, compaction of both, title, side call of a server tool.
 """
 
@@ -60,6 +63,28 @@ def lost_continuity(outcome: Outcome) -> Iterator[str]:
             last[own] = record
 
 
+SECRET = "a-secret-of-the-user"
+
+
+def leaks(outcome: Outcome) -> Iterator[str]:
+    """What an agent saw that it must not see."""
+    environment, devices, home = (outcome.workspace / "seen.txt").read_text().split("\n\n", 2)
+    if SECRET in environment:
+        yield "the environment"
+    if "HOME=/home/agent" not in environment.splitlines():
+        yield "HOME"
+    if [line.split(":")[0].strip() for line in devices.splitlines() if ":" in line] != ["lo"]:
+        yield f"network devices: {devices}"
+    if not set(home.split()) <= {".local"} and "cannot access" not in home:
+        yield f"the user's own folder: {home}"
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "A_NAME"):
+        monkeypatch.setenv(name, SECRET)
+
+
 async def shows_its_parts(
     name: str, folder: Path, *overrides: str, but: frozenset[Part] = frozenset()
 ) -> None:
@@ -79,6 +104,7 @@ async def shows_its_parts(
     fills = AGENTS if len(SHOWN[name]) > 1 else frozenset[Part]()
     outcome = await play(config, cast(config, name, trial, fills=fills, side=side), folder, trial)
     assert outcome.exit_code == 0 and script.FINAL_WORD in outcome.output, (name, outcome.output[-2000:])
+    assert not list(leaks(outcome)), (name, list(leaks(outcome)))
     table = confusion(outcome)
     log.info("%s: %s", name, {own.value: dict(roles) for own, roles in table.items()})
     assert set(table) == SHOWN[name] - but, (name, table)
@@ -89,11 +115,13 @@ async def shows_its_parts(
 
 
 @pytest.mark.npm
+@pytest.mark.userns
 async def test_claude_code_and_codex_have_no_call_in_a_wrong_role(tmp_path: Path) -> None:
     await asyncio.gather(*(shows_its_parts(name, tmp_path / name) for name in ("claude_code", "codex")))
 
 
 @pytest.mark.npm
+@pytest.mark.userns
 @pytest.mark.full
 async def test_the_other_harnesses_have_no_call_in_a_wrong_role(tmp_path: Path) -> None:
     names = ("mini_swe_agent", "opencode", "qwen_code")
@@ -101,6 +129,7 @@ async def test_the_other_harnesses_have_no_call_in_a_wrong_role(tmp_path: Path) 
 
 
 @pytest.mark.npm
+@pytest.mark.userns
 @pytest.mark.full
 async def test_the_newest_claude_code_has_no_call_in_a_wrong_role(tmp_path: Path) -> None:
     """It asks for no title in print mode."""

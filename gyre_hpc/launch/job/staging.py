@@ -21,6 +21,7 @@ from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, MissingInput
 from gyre_hpc.executions.harness import find_harness
 from gyre_hpc.executions.tasks import task_source
+from gyre_hpc.harnesses.locks import lock_of
 from gyre_hpc.harnesses.packages import install, prefix_of
 from gyre_hpc.launch.job.broadcast import parts
 from gyre_hpc.layout import RunLayout
@@ -80,7 +81,9 @@ def _fetch_harness(config: RunConfig) -> list[str]:
         return []
     prefix = prefix_of(harness.packages, harness.prefix)
     return (
-        [f"installed {', '.join(harness.packages)} in {prefix}"] if install(harness.packages, prefix) else []
+        [f"installed {', '.join(harness.packages)} in {prefix}"]
+        if install(harness.packages, prefix, lock_of(harness))
+        else []
     )
 
 
