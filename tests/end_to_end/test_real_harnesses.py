@@ -37,11 +37,12 @@ CLAUDE_CODE = (
 """One tool and a system prompt of one word: 2,000 tokens instead of 54,000."""
 CODEX = (
     "harness.command=[codex,exec,--skip-git-repo-check,--dangerously-bypass-approvals-and-sandbox,-o,answer,"
-    "-c,'model_instructions_file=\"/home/agent/.codex/short.md\"',-c,features.multi_agent=false,"
-    "-c,include_permissions_instructions=false,-c,include_environment_context=false,'{instruction}']",
+    "-c,'model_instructions_file=\"/home/agent/.codex/short.md\"',-c,'features.multi_agent=false',"
+    "-c,'include_permissions_instructions=false',-c,'include_environment_context=false','{instruction}']",
     "+harness.files={.codex/short.md: Talk.}",
     "gateway.max_output_tokens=64",
 )
+"""Its own instructions left out: 5,000 tokens instead of 23,000."""
 
 
 @pytest.mark.npm
@@ -59,7 +60,7 @@ def test_a_real_harness_with_a_policy_that_writes_nonsense_is_trained(
     assert summary["steps"] == 2 and summary["calls_lost"] == 0 and summary["calls_unknown"] == 0
     assert verify(run.folder).ok
     found = stats(run.folder)
-    assert found.executions == 12 and found.target_tokens > 0
+    assert found.executions == len(run.outcomes()) >= 12 and found.target_tokens > 0
     assert set(found.calls_by_role) == {LeafRole.MAIN.value}
     for execution in run.outcomes():
         calls = show(run.folder, execution).calls
