@@ -28,6 +28,7 @@ ROOM = (
     "trainer.tokens_per_micro_step=8192",
     "engine.pool_tokens=24576",
     "gateway.max_calls=3",
+    "schedule.max_void_bursts=20",
 )
 CLAUDE_CODE = (
     "harness.command=[/bin/sh,-c,'\"$@\" > answer',sh,claude,--print,'{instruction}',--model,policy,--tools,Bash,"
