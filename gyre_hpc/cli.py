@@ -116,6 +116,19 @@ def _report(arguments: list[str]) -> None:
     finish(RunLayout(_run_folder(parser.parse_args(arguments).run).absolute()), Console(highlight=False))
 
 
+def _status(arguments: list[str]) -> None:
+    from gyre_hpc.cli_output import json_line, say
+    from gyre_hpc.controller.status import cell_statuses, status_lines
+
+    parser = _parser("status")
+    parser.add_argument("run", help="run folder, of a live run or of one that has ended")
+    parser.add_argument("--json", action="store_true", help="one JSON line per cell")
+    given = parser.parse_args(arguments)
+    cells = cell_statuses(_run_folder(given.run))
+    lines = [json_line(cell) for cell in cells] if given.json else status_lines(cells)
+    say(Console(highlight=False), *lines)
+
+
 def _warmstart(arguments: list[str]) -> None:
     from gyre_hpc.warmstart.make import make
 
@@ -210,6 +223,11 @@ VERBS = {
         _shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"
     ),
     "report": Verb(_report, "write report.html and summary.json of a run", "gyre report runs/quickstart-1"),
+    "status": Verb(
+        _status,
+        "where each cell stands, its last role switch step by step, and why it is blocked or quarantined",
+        "gyre status runs/quickstart-1",
+    ),
     "simulate": Verb(
         _simulate, "simulate schedules on machines of any size", "gyre simulate preset=paper_ladder"
     ),
