@@ -101,6 +101,7 @@ class Observer:
                 calls_unknown=sealed.calls_unknown if sealed else 0,
                 pages_due=sealed.pages_due if sealed else 0,
                 pages_found=sealed.pages_found if sealed else 0,
+                kv_lag=sealed.kv_lag if sealed else 0,
             )
         )
 

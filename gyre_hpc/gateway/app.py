@@ -307,6 +307,7 @@ class GatewayApp:
         account.stalls += call.stalls
         account.pages_due += call.pages_due
         account.pages_found += call.pages_found
+        account.kv_lag = max(account.kv_lag, call.kv_lag)
         if call.lost:
             log.error("execution %d: %s", execution.id, call.lost)
         self.log.append(
@@ -322,6 +323,8 @@ class GatewayApp:
                 stalls=call.stalls,
                 pages_due=call.pages_due,
                 pages_found=call.pages_found,
+                kv_version=-1 if call.kv_version is None else call.kv_version,
+                kv_lag=call.kv_lag,
             )
         )
         call.done.set()

@@ -54,6 +54,8 @@ class Call:
     stalls: int = 0
     """Silences of its engine of `stall_alarm_s` and more."""
     prefilled: bool = False
+    kv_version: Version | None = None
+    """Oldest weights that may have computed KV its tokens were sampled with."""
     pages_cut: int = 0
     """Full pages it had when it was cut on a cell that lived, until it goes on."""
     pages_due: int = 0
@@ -72,6 +74,13 @@ class Call:
     """A part of the answer may have become complete, or the call is over."""
     task: asyncio.Task[None] | None = None
     abandonment: asyncio.TimerHandle | None = None
+
+    @property
+    def kv_lag(self) -> int:
+        """Versions between its newest token and the oldest KV it may have seen."""
+        if self.kv_version is None or not self.versions:
+            return 0
+        return max(0, self.versions[-1] - self.kv_version)
 
     def hold(self) -> None:
         """From here on the call waits for us, not for the model."""
@@ -115,6 +124,8 @@ class Account:
     law_breaks: int = 0
     pages_due: int = 0
     pages_found: int = 0
+    kv_lag: int = 0
+    """Most versions that a token was sampled ahead of the oldest KV it saw; 0 under kv_policy=strict."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,8 @@ class Execution:
     calls: dict[str, Call] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
     home: CellId | None = None
+    kv_version: Version | None = None
+    """Oldest weights that have computed KV of its namespace (kv_policy=keep_execution)."""
     tips: deque[tuple[Context, list[int]]] = field(default_factory=lambda: deque(maxlen=TIPS))
     """Prompt and output of the newest complete calls, whose pages the next ones will look for."""
     parcels: deque[Parcel] = field(default_factory=lambda: deque(maxlen=2 * TIPS))

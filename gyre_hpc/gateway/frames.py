@@ -88,6 +88,9 @@ class CallFinished(msgspec.Struct, array_like=True, tag=3, frozen=True):
     stalls: int = 0
     pages_due: int = 0
     pages_found: int = 0
+    kv_version: int = -1
+    """Oldest weights that may have computed KV its tokens were sampled with; -1 = none was sampled."""
+    kv_lag: int = 0
 
 
 class CallDelivered(msgspec.Struct, array_like=True, tag=4, frozen=True):

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.calls import Call, Execution, Parcel
@@ -27,13 +27,14 @@ from gyre_hpc.records import CellId, Version
 
 log = logging.getLogger(__name__)
 
-MOVES = 4
+KEEP_EXECUTION: Final = "keep_execution"
+MOVES: Final = 4
 """Executions whose pages go ahead at the same time."""
 
 
 def kv_namespace(policy: str, execution: Execution, version: Version) -> str:
     """The KV namespace of a call: pages are shared only inside it."""
-    if policy == "keep_execution":
+    if policy == KEEP_EXECUTION:
         return f"x{execution.id}.{execution.attempt}"
     return f"w{version}"
 
@@ -93,8 +94,13 @@ class PageMover:
             moved.pages = len(offer.prefixes)
         self._told(lease.cell, "export", moved)
 
-    def found(self, call: Call, cached_tokens: int) -> None:
-        """The call goes on with so many tokens cached: how many of the pages it had it has again."""
+    def found(self, execution: Execution, call: Call, cached_tokens: int, version: Version) -> None:
+        """The call goes on under `version` with so many tokens cached: what it has again, and how old its KV may be."""
+        older = execution.kv_version if cached_tokens and self._policy == KEEP_EXECUTION else None
+        call.kv_version = version if older is None else min(older, version)
+        execution.kv_version = (
+            call.kv_version if execution.kv_version is None else min(execution.kv_version, version)
+        )
         call.pages_due += call.pages_cut
         call.pages_found += min(call.pages_cut, cached_tokens // self._page_tokens)
         call.pages_cut = 0
@@ -164,7 +170,7 @@ class PageMover:
         if target is None or not target.port:
             return 0
         execution.home = target.id
-        if target.version == version or self._policy == "keep_execution":
+        if target.version == version or self._policy == KEEP_EXECUTION:
             for parcel in list(execution.parcels):
                 if parcel.offer in offers:
                     moved.add(await self._bring(execution, parcel, target.id, target.port))

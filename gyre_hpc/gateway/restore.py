@@ -76,6 +76,7 @@ def _account(execution: Execution, logged: LoggedCall) -> None:
         account.stalls += finished.stalls
         account.pages_due += finished.pages_due
         account.pages_found += finished.pages_found
+        account.kv_lag = max(account.kv_lag, finished.kv_lag)
     account.law_breaks += sum(why in LAW_BREAKS for why in (*logged.opened.reasons, *logged.broken))
 
 

@@ -135,6 +135,7 @@ class Sampler:
                     watch.heard()
                     if first:
                         _check_prompt(call, lease, chunk)
+                        self._pages.found(execution, call, chunk.cached_tokens, lease.version)
                         self._started(call, prompt.count, chunk.cached_tokens)
                         first = False
                     self._take(execution, call, chunk)
@@ -189,7 +190,6 @@ class Sampler:
 
     def _started(self, call: Call, prompt: int, cached: int) -> None:
         call.go_on()
-        self._pages.found(call, cached)
         if call.prefilled:
             call.recomputed_tokens += max(0, prompt - cached)
         else:

@@ -129,6 +129,7 @@ class Ended(Metric, tag="ended", frozen=True):
     calls_unknown: int = 0
     pages_due: int = 0
     pages_found: int = 0
+    kv_lag: int = 0
 
 
 class Evaluated(Metric, tag="evaluated", frozen=True):

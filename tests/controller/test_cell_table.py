@@ -22,7 +22,7 @@ def weights(version: int) -> msg.Manifest:
 class World:
     """One cell in a table whose messages are kept in one list, in order."""
 
-    def __init__(self, *, known: bool = True) -> None:
+    def __init__(self, *, known: bool = True, keeps_calls: bool = False) -> None:
         self.said: list[msg.Message] = []
         self.events: list[p.AnyEvent] = []
         self.heard: list[int] = []
@@ -34,7 +34,7 @@ class World:
             switched=lambda cell, message: self.heard.append(message.serial),
             clock=lambda: 0.0,
         )
-        self.table = CellTable(hooks, drain_s=2.0)
+        self.table = CellTable(hooks, drain_s=2.0, keeps_calls=keeps_calls)
         self.cell = self.table.add(CELL, 11, known=known)
 
     def phase(self) -> Phase:
@@ -371,3 +371,25 @@ def test_a_cell_that_waits_for_weights_and_dies_waits_no_more() -> None:
     world.said.clear()
     world.table.weights_available(weights(2))
     assert not world.said and not world.table.starved(now=99.0)
+
+
+def test_a_publication_that_keeps_calls_cuts_none_and_still_waits_for_every_engine() -> None:
+    world = World(keeps_calls=True)
+    world.start()
+    world.said.clear()
+    world.table.publish(weights(1))
+    assert world.said == [msg.BecomeEngine(Version(1), weights(1), world.cell.switch)]
+    assert world.phase() is Phase.RELOADING and not world.table.publication_complete()
+    world.switched(p.Role.ROLLOUT, 1)
+    assert world.phase() is Phase.ROLLOUT and isinstance(world.said[-1], msg.Route)
+    assert world.table.publication_complete()
+
+
+def test_a_cell_lost_while_it_reloads_under_its_calls_is_unrouted() -> None:
+    world = World(keeps_calls=True)
+    world.start()
+    world.table.publish(weights(1))
+    world.said.clear()
+    world.table.lost(CELL)
+    assert isinstance(world.said[-1], msg.Unroute) and world.said[-1].gone
+    assert world.table.publication_complete()

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.cli import main
-from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.status import cell_statuses, status_lines
 from gyre_hpc.transport import messages as msg
 from tests.controller.test_switch_gaps import SteppingCells, SteppingPeers, check
-from tests.controller.world import make_controller, small_run
+from tests.controller.world import make_controller, nothing, small_run
 
 
 class FailingCells(SteppingCells):
@@ -43,15 +42,7 @@ class FailingPeers(SteppingPeers):
 async def test_a_blocked_and_a_quarantined_cell_say_why_and_are_restarted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases: dict[int, list[str]] = {}
-
-    def watch(controller: Controller, message: msg.Message) -> None:
-        for row in controller.cells.cells.values():
-            seen = phases.setdefault(row.id, [""])
-            if row.phase != seen[-1]:
-                seen.append(row.phase)
-
-    controller = make_controller(tmp_path, small_run(6), 1, watch, FailingPeers)
+    controller = make_controller(tmp_path, small_run(6), 1, nothing, FailingPeers)
     assert await controller.run() is None
     check(tmp_path)
     by_cell = {cell.cell: cell for cell in cell_statuses(tmp_path)}

@@ -135,8 +135,13 @@ def policy(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def kv_policy() -> str:
+    return "strict"
+
+
+@pytest.fixture
 async def stage(
-    rendering: Rendering, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rendering: Rendering, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_policy: str
 ) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         run = uuid.uuid4().hex
@@ -148,13 +153,14 @@ async def stage(
             return PageMover(
                 lambda address: PortClient(address, session, TOKEN),
                 router,
-                "strict",
+                kv_policy,
                 10.0,
                 PAGE,
                 lambda *step: steps.append(step),
             )
 
         gateway = await RunningGateway.start(rendering, tmp_path, pages)
+        gateway.app.router.keeps_calls = kv_policy == "keep_execution"
         sampler = gateway.app._sampler
         monkeypatch.setattr(sampler, "_stop_ids", frozenset())  # a call of so many tokens has so many
         monkeypatch.setattr(sampler, "_rendering", _Endless(rendering))
@@ -231,3 +237,43 @@ async def test_pages_of_older_weights_are_not_asked_for(stage: Stage) -> None:
     assert account.pages_found == 0 and not [step for _, step, _ in stage.steps if step == "pull"]
     (record,) = await stage.gateway.records()
     assert set(record.versions.tolist()) == {0, 1}
+
+
+async def load(stage: Stage, cell: int, model: Path, version: int) -> None:
+    """What a cell does at a publication under keep_execution, and the Route that follows."""
+    client = stage.places[cell].client
+    await client.pause("in_place")
+    await client.load(str(model), Version(version), keep_kv=True)
+    await client.resume_generation()
+    stage.route(cell, version=version)
+
+
+@pytest.mark.parametrize("kv_policy", ["keep_execution"])
+async def test_under_keep_execution_a_call_outlives_a_publication_and_its_pages_move_on(
+    stage: Stage, tmp_path: Path
+) -> None:
+    vocabulary = read_shape(stage.model).vocab_size
+    newer = write_model(tmp_path / "newer", seed=6, vocabulary=vocabulary)
+    stage.route(0)
+    chat = asyncio.create_task(stage.chat(0, TEXT * 8, 300))
+    await stage.until_sampled(1, 40)
+    await load(stage, 0, newer, 1)
+    await stage.until_sampled(1, 120)
+    (call,) = stage.gateway.app.executions[0, 1].calls.values()
+    assert call.reroutes == 0, "the publication cut nothing"
+    await load(stage, 1, newer, 1)
+    assert await stage.leave(0) == 1 and (await chat)["status"] == 200
+    account, _ = await stage.gateway.app.close_execution(0, 1)
+    assert account.pages_due > 0 and account.pages_found >= 0.99 * account.pages_due
+    assert (account.kv_lag, call.kv_version) == (1, 0)
+    (record,) = await stage.gateway.records()
+    assert set(record.versions.tolist()) == {0, 1} and len(record.output_ids) == 300
+
+
+@pytest.mark.parametrize("kv_policy", ["keep_execution"])
+async def test_under_keep_execution_no_other_execution_finds_its_pages(stage: Stage) -> None:
+    stage.route(0)
+    await stage.chat(0, TEXT * 8, 5)
+    before = stage.places[0].prefilled
+    await stage.chat(1, TEXT * 8, 5)
+    assert stage.places[0].prefilled - before > 8 * PAGE

@@ -83,6 +83,8 @@ class ExecutionSealed(Message, frozen=True):
     """Full KV pages that moved calls had on the cells they left, those alive when they left."""
     pages_found: int = 0
     """Of these, the ones they found where they went on."""
+    kv_lag: int = 0
+    """Most versions that a token was sampled ahead of the oldest KV it saw; 0 under kv_policy=strict."""
     stalls: int = 0
     """Silences of an engine under a call of the attempt of `gateway.stall_alarm_s` and more."""
     calls_unknown: int = 0
