@@ -19,8 +19,9 @@ from typing import Any
 import numpy.typing as npt
 
 from gyre_hpc.cells.engine_host import EngineHost
+from gyre_hpc.cells.memory_ledger import MemoryLedger
 from gyre_hpc.cells.roles import CellRole, RoleMachine
-from gyre_hpc.cells.steps import Phases, step_done, timed, within
+from gyre_hpc.cells.steps import RELEASE_S, TRAINER_S, Phases, step_done, timed, within
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, ProtocolViolation
@@ -63,10 +64,6 @@ from gyre_hpc.transport.regions import PullFailed, RegionServer
 log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 WEIGHTS_NAME = "policy"
-RELEASE_S = 150.0
-"""Seconds in which the engine must have given its memory back."""
-TRAINER_S = 600.0
-"""Seconds in which the trainer must have taken its memory, loaded a snapshot, or given its memory back."""
 SERVES_WEIGHTS = (CellRole.STARTING, CellRole.ROLLOUT, CellRole.TRAINING)
 """Roles from which an engine may be told to serve."""
 
@@ -100,8 +97,9 @@ class Cell:
         trainer: TrainerHost,
         regions: RegionServer,
         id: CellId,
+        ledger: MemoryLedger | None = None,
     ) -> None:
-        self.id = id
+        self.id, self._ledger = id, ledger or MemoryLedger()
         self.port = ""
         """Address of the cell's page port."""
         self._config, self._layout, self._send = config, layout, send
@@ -166,6 +164,8 @@ class Cell:
         self._machine.to(CellRole.SWITCHING_TO_TRAINING)
         phases = self._phases(message.serial)
         try:
+            with timed(phases, "ledger"):
+                self._ledger.for_training(message.weights, self._engine.held_bytes)
             async with within(phases, "release", RELEASE_S):
                 await self._engine.release()
         except GyreError as error:
@@ -209,6 +209,8 @@ class Cell:
             if was_training:
                 async with within(phases, "offload", TRAINER_S):
                     await self._leave_training()
+            with timed(phases, "ledger"):
+                self._ledger.for_rollout(message.weights, self._engine.released_bytes)
             await self._engine.serve(message.version, arrays, phases)
         except GyreError as error:
             self._fail(CellRole.QUARANTINED, error)

@@ -87,6 +87,8 @@ class EngineHost:
         self._served: tuple[Version, Path, str] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._booting: asyncio.Task[None] | None = None
+        self._declared_bytes = 0
+        """Host memory of the engine when it served last, as it says itself."""
         self.address = ""
         self.on_death: Callable[[str], None] = lambda cause: None
         """Called on the event loop when the engine process ends without having been stopped."""
@@ -112,6 +114,16 @@ class EngineHost:
     @property
     def alive(self) -> bool:
         return self._client is not None and self._process.poll() is None
+
+    @property
+    def held_bytes(self) -> int:
+        """Host memory that `release` gives back."""
+        return 0 if self._released or not self.alive else self._declared_bytes
+
+    @property
+    def released_bytes(self) -> int:
+        """Host memory that the engine takes again when it serves."""
+        return self._declared_bytes if self._released else 0
 
     def begin(self) -> None:
         """Start the engine in the background; whoever needs it waits for it and meets its errors."""
@@ -223,6 +235,8 @@ class EngineHost:
             raise CorruptRecord(
                 f"engine {self.address} serves weights {served}, version {version} is {digest}"
             )
+        if self._process.KIND == EngineProcess.KIND:
+            self._declared_bytes = sum((await self._client.server_info()).memory.values())
         await self._client.resume_generation()
 
     def _write(self, folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -16,6 +16,11 @@ from gyre_hpc.errors import GyreError
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.messages import DONE, Serial, StepDone
 
+RELEASE_S = 150.0
+"""Seconds in which the engine must have given its memory back."""
+TRAINER_S = 600.0
+"""Seconds in which the trainer must have taken its memory, loaded a snapshot, or given its memory back."""
+
 
 class StepOverdue(GyreError):
     """A step was not complete within its deadline (names both)."""

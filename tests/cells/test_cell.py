@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import Phases
+from gyre_hpc.cells.memory_ledger import Available, MemoryLedger
 from gyre_hpc.cells.roles import CellRole
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.engines.client import EngineUnreachable
@@ -67,6 +68,7 @@ class Engine:
     def __init__(self) -> None:
         self.address, self.alive, self.broken, self.released = "http://engine", True, False, False
         self.served: Version | None = None
+        self.held_bytes = self.released_bytes = 0
 
     async def release(self) -> None:
         self._check()
@@ -144,6 +146,7 @@ class Bench:
         self.regions, self.engine, self.trainer = regions, Engine(), Trainer()
         self.sent: list[Message] = []
         self.steps: list[StepDone] = []
+        self.memory = 1 << 40
         config = RunConfig(model=ModelConfig(path="unused"))
         self.cell = Cell(
             config,
@@ -153,6 +156,7 @@ class Bench:
             self.trainer,  # type: ignore[arg-type]
             regions,
             CellId(1),
+            MemoryLedger(lambda: Available(self.memory, "cgroup /job/memory.max")),
         )
 
     async def tell(self, *messages: Message | EngineDied) -> list[Message]:
@@ -423,3 +427,28 @@ async def test_a_micro_step_that_lies_nowhere_is_given_back_and_the_cell_goes_on
     assert isinstance(unavailable, MicroStepUnavailable)
     assert (unavailable.batch, unavailable.micro_step, claim) == (0, ref.id, Claim(0))
     assert not bench.trainer.open
+
+
+async def test_a_switch_that_does_not_fit_into_memory_is_refused_with_the_numbers(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    bench.memory = 0
+    (failed,) = await bench.tell(BecomeTrainer(0, False, bench.weights(), V0, S1))
+    assert isinstance(failed, SwitchFailed) and failed.state == "blocked"
+    assert "to_training refused" in failed.error and "cgroup /job/memory.max leaves 0 MiB" in failed.error
+    assert not bench.engine.released, "nothing was touched"
+    assert [step.step for step in bench.steps if step.outcome != "done"] == ["ledger"]
+
+
+async def test_what_the_engine_gives_back_counts_as_room_for_the_trainer(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    bench.memory, bench.engine.held_bytes = 0, 1 << 20
+    (switched,) = await bench.tell(BecomeTrainer(0, False, bench.weights(), V0, S1))
+    assert isinstance(switched, CellSwitched) and switched.role is Role.TRAINING
+
+
+async def test_an_engine_that_cannot_have_its_memory_back_leaves_the_cell_quarantined(bench: Bench) -> None:
+    await bench.train(core=False)
+    bench.memory, bench.engine.released_bytes = 0, 1 << 20
+    (failed,) = await bench.tell(BecomeEngine(V1, bench.weights(V1), Serial(2)))
+    assert isinstance(failed, SwitchFailed) and failed.state == "quarantined"
+    assert "engine 1 MiB" in failed.error
