@@ -16,7 +16,8 @@ from gyre_hpc.bench.tree import call_record
 from gyre_hpc.records import CallRecord, Delivery, LeafRole
 
 IDS = st.integers(0, 2)
-KINDS = ("root", "go on", "trimmed", "branch", "sibling", "echo")
+KINDS = ("go on", "trimmed", "sibling", "branch", "echo", "go on", "trimmed", "root")
+DELIVERIES = (Delivery.COMPLETE, Delivery.PARTIAL, Delivery.COMPLETE, Delivery.PARTIAL, Delivery.NONE)
 PLACES = 64
 """More than an output has tokens."""
 
@@ -35,13 +36,15 @@ def name_of(logprob: float) -> tuple[int, int]:
 def histories(draw: st.DrawFn, execution: int = 0, most: int = 9) -> list[CallRecord]:
     """Calls of one execution by ordinal; log-probabilities name the sampled tokens."""
     calls: list[CallRecord] = []
-    for ordinal in range(draw(st.integers(1, most))):
+    for ordinal in range(draw(st.integers(1, most) | st.just(most))):
         prompt = draw(prompts(calls))
-        output = draw(st.lists(IDS, max_size=4))
-        if calls and draw(st.integers(0, 3)) == 0:
-            output = draw(st.sampled_from(calls)).output_ids.tolist()
-        delivery = draw(st.sampled_from([Delivery.COMPLETE, *Delivery]))
-        accepted = delivery is Delivery.COMPLETE or (delivery is Delivery.PARTIAL and draw(st.booleans()))
+        output = draw(st.lists(IDS, min_size=draw(st.integers(0, 2)), max_size=4))
+        twins = [call for call in calls if call.prompt_ids.tolist() == prompt] or calls
+        if twins and draw(st.integers(0, 3)) < (1 if twins is calls else 3):
+            output = draw(st.sampled_from(twins)).output_ids.tolist()
+        delivery = draw(st.sampled_from(DELIVERIES))
+        echoed = delivery is Delivery.PARTIAL and draw(st.integers(0, 3)) < 3
+        accepted = delivery is Delivery.COMPLETE or echoed
         call = call_record(
             ordinal,
             np.array(prompt, np.int32),
@@ -63,7 +66,7 @@ def prompts(draw: st.DrawFn, calls: list[CallRecord]) -> list[int]:
     delta = draw(st.lists(IDS, min_size=1, max_size=3))
     if kind == "root":
         return delta
-    earlier = draw(st.sampled_from(calls))
+    earlier = calls[-1] if draw(st.booleans()) else draw(st.sampled_from(calls))
     prompt, output = earlier.prompt_ids.tolist(), earlier.output_ids.tolist()
     whole = [*prompt, *output]
     if kind == "sibling":
