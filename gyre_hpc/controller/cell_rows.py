@@ -70,3 +70,5 @@ class CellHooks:
     clock: Callable[[], float]
     step: Callable[[SwitchStep], None] = lambda step: None
     """A step of a switch has ended: to be journaled."""
+    place: Callable[[CellId], int] = lambda cell: 0
+    """The cell's place in the order in which cells leave rollout."""

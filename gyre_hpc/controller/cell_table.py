@@ -261,7 +261,8 @@ class CellTable:
 
     def _route(self, cell: Cell) -> None:
         cell.route = self._next_serial(cell)
-        self.hooks.gateway(Route(cell.id, cell.address, cell.capacity, cell.version, cell.route, cell.port))
+        at = (cell.id, cell.address, cell.capacity, cell.version)
+        self.hooks.gateway(Route(*at, cell.route, cell.port, self.hooks.place(cell.id)))
 
     def _announce(self, cell: Cell) -> None:
         """The cell serves. Said after every load, also one that replaced a newer version in the middle of a return."""

@@ -176,6 +176,7 @@ class Controller:
             switched=self._cell_switched,
             clock=self.observer.now,
             step=self.journal.append,
+            place=lambda cell: self.driver.state.place(cell),
         )
 
     def _cell_switched(self, cell: Cell, message: msg.CellSwitched) -> None:

@@ -66,6 +66,8 @@ class Cell:
     version: Version
     port: str = ""
     """Address of the cell's page port; "" = its KV pages do not move."""
+    place: int = 0
+    """In the order in which cells leave rollout, the standalone pool last."""
     routable: bool = True
     running: set[str] = field(default_factory=set)
     reserved: int = 0
@@ -75,6 +77,11 @@ class Cell:
     def load(self) -> float:
         return len(self.running) / max(1, self.capacity)
 
+    @property
+    def expected(self) -> float:
+        """Load once those sent ahead have come."""
+        return self.load + self.reserved / max(1, self.capacity)
+
 
 @dataclass
 class RouteTable:
@@ -82,10 +89,12 @@ class RouteTable:
 
     cells: dict[CellId, Cell] = field(default_factory=dict)
 
-    def route(self, id: CellId, address: str, capacity: int, version: Version, port: str = "") -> None:
+    def route(
+        self, id: CellId, address: str, capacity: int, version: Version, port: str = "", place: int = 0
+    ) -> None:
         """The cell serves `version` at `address`."""
         running = self.cells[id].running if id in self.cells else set()
-        self.cells[id] = Cell(id, address, capacity, version, port, True, running)
+        self.cells[id] = Cell(id, address, capacity, version, port, place, True, running)
 
     def block(self, id: CellId) -> None:
         """No new calls for the cell."""
@@ -93,24 +102,33 @@ class RouteTable:
             self.cells[id].routable = False
 
     def choose(self, preferred: CellId | None) -> Cell | None:
-        """The cell that holds the execution's pages while it has room, else the least loaded; None = wait."""
+        """The cell that holds the execution's pages while it has room; None = wait.
+
+        An execution without pages anywhere goes to the least loaded cell, one that must leave its cell as in `reserve`.
+        """
         open_cells = [cell for cell in self.cells.values() if cell.routable]
         home = next((cell for cell in open_cells if cell.id == preferred), None)
         if home is not None and home.load < 1:
             return home
+        if preferred is not None and home is None:
+            return _destination(open_cells)
         return min(open_cells, key=lambda cell: (cell.load, cell.id != preferred, cell.id), default=None)
 
     def reserve(self, leaving: CellId | None) -> Cell | None:
         """Where an execution will go whose cell leaves; the next one goes elsewhere, until calls show the true load."""
         cells = [cell for cell in self.cells.values() if cell.routable and cell.id != leaving]
-        chosen = min(
-            cells,
-            key=lambda cell: (cell.load + cell.reserved / max(1, cell.capacity), cell.id),
-            default=None,
-        )
+        chosen = _destination(cells)
         if chosen is not None:
             chosen.reserved += 1
         return chosen
+
+
+def _destination(cells: Sequence[Cell]) -> Cell | None:
+    """Of the cells with room the last to leave rollout, so that what moves seldom moves again; without room the least loaded."""
+    room = [cell for cell in cells if cell.expected < 1]
+    if room:
+        return max(room, key=lambda cell: (cell.place, -cell.expected, -cell.id))
+    return min(cells, key=lambda cell: (cell.expected, -cell.place, cell.id), default=None)
 
 
 @dataclass(eq=False)
@@ -152,13 +170,15 @@ class Router:
         """Calls per cell."""
         return {int(id): len(cell.running) for id, cell in self.table.cells.items()}
 
-    def route(self, id: CellId, address: str, capacity: int, version: Version, port: str = "") -> None:
+    def route(
+        self, id: CellId, address: str, capacity: int, version: Version, port: str = "", place: int = 0
+    ) -> None:
         """Send calls to the cell. Calls it still runs under another version or address are moved first."""
         known = self.table.cells.get(id)
         same = (known is not None and known.version == version) or self.keeps_calls
         if known is not None and not (same and known.address == address):
             self._tell(self._leases.get(id, ()), gone=known.address != address)
-        self.table.route(id, address, capacity, version, port)
+        self.table.route(id, address, capacity, version, port, place)
         self._wake()
 
     def unroute(

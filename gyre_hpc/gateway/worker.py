@@ -209,9 +209,8 @@ class Worker:
                 self._app.open_execution(message.execution, message.attempt, message.key)
             case Route():
                 self._routes[message.cell] = message.serial
-                self._app.router.route(
-                    message.cell, message.address, message.capacity, message.version, message.port
-                )
+                at = (message.cell, message.address, message.capacity, message.version)
+                self._app.router.route(*at, message.port, message.place)
             case CloseExecution():
                 self._spawn(self._close(message))
             case Unroute():

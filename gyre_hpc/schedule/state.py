@@ -286,6 +286,11 @@ class State(msgspec.Struct, frozen=True):
         """The live cell with this id."""
         return next((cell for cell in self.cells if cell.id == index), None)
 
+    def place(self, index: CellId) -> int:
+        """Where the cell stands in the order: 0 leaves rollout first. A cell that comes back will stand last of those that train."""
+        ids = [cell.id for cell in self.cells]
+        return ids.index(index) if index in ids else sum(cell.trains for cell in self.cells)
+
     @property
     def oldest_stamp(self) -> Version | None:
         """Of the live groups."""

@@ -155,8 +155,9 @@ class RunningGateway:
     def engine(self, cell: int = 0, version: int = 0, **behaviour: Any) -> ScriptedEngine:
         """A routed cell with a scripted engine."""
         address = f"http://cell-{cell}-{version}"
+        place = behaviour.pop("place", 0)
         engine = self.engines[address] = ScriptedEngine(self.script, version, **behaviour)
-        self.app.router.route(CellId(cell), address, 4, Version(version))
+        self.app.router.route(CellId(cell), address, 4, Version(version), place=place)
         return engine
 
     async def chat(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

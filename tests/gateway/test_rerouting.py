@@ -223,3 +223,18 @@ async def test_no_call_stays_on_a_cell_of_an_earlier_controller(gateway: Running
     (record,) = await gateway.records()
     assert record.versions.tolist() == [0] * 3 + [2] * (len(expected(gateway)) - 3)
     assert gateway.faults == []
+
+
+@pytest.mark.parametrize(("places", "chosen"), [((0, 1, 2, 3), 3), ((0, 3, 2, 1), 1)])
+async def test_what_moves_goes_to_the_cell_that_leaves_rollout_last(
+    gateway: RunningGateway, places: tuple[int, ...], chosen: int
+) -> None:
+    gateway.script.answers = [ANSWER]
+    engines = [gateway.engine(cell, place=place, pause_after=5) for cell, place in enumerate(places)]
+    asking = asyncio.create_task(gateway.chat(ASK))
+    await engines[0].waiting.wait()
+    for engine in engines[1:]:
+        engine.go.set()
+    await gateway.app.router.unroute(CellId(0), 0.0)
+    assert (await asking)["status"] == 200
+    assert [len(engine.requests) for engine in engines] == [1, *(cell == chosen for cell in (1, 2, 3))]

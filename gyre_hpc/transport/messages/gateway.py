@@ -32,6 +32,8 @@ class Route(Message, frozen=True):
     serial: Serial
     port: str = ""
     """Address of the cell's page port; "" = its KV pages do not move."""
+    place: int = 0
+    """In the order in which cells leave rollout: what moves goes to the last that has room."""
 
 
 class Unroute(Message, frozen=True):
