@@ -1,8 +1,7 @@
 """What happened to calls that moved, read off the call logs of a run.
 
-A *move* is one change of engine of a call that had sampled already. Its prompt is all the call held then, n tokens, of
-which n - 1 have KV; what the destination did not find it recomputed. Moves whose next token has another weight version
-are publications: under kv_policy=strict their pages are void and must be recomputed, so they are told apart.
+A *move* is one change of engine of a call that had sampled already: n tokens of prompt and output, of which it recomputed
+what its destination did not find. A move whose next token has another weight version is a publication.
 """
 
 from __future__ import annotations
@@ -31,11 +30,6 @@ class Move:
     recomputed: int
     held_s: float
     same_version: bool
-
-    def pages(self, page_tokens: int) -> tuple[int, int]:
-        """(full pages found at the destination, full pages there were)."""
-        full = (self.tokens - 1) // page_tokens
-        return min(full, (self.tokens - self.recomputed) // page_tokens), full
 
 
 @dataclass

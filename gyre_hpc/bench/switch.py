@@ -3,12 +3,14 @@
 One real run (conf/experiment/switch.yaml): controller, cells with their engines, gateway, runner and processor. Scripted
 clients keep calls on contexts of some 1,000 tokens under way, so every cell that leaves rollout has calls to move. Read off
 the run: seconds of each part of a switch, both ways (metrics.jsonl); calls lost, clients that failed; how long a call ever
-waited for us at once, and what its move cost (call logs); memory of all processes over the switches made.
+waited for us at once (call logs); pages that calls found where they went; memory of all processes over the switches made.
+Beside it, between two engines: the move of a prompt's pages against its prefill (page_move.py).
 The run is ended once enough switches were made. Nothing is compared with an absolute time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import statistics
 import tempfile
@@ -20,10 +22,10 @@ from pathlib import Path
 
 import msgspec
 
-from gyre_hpc.bench import paced
+from gyre_hpc.bench import page_move, paced
 from gyre_hpc.bench.figure import Figure
 from gyre_hpc.bench.memory import BLOCKS, growth_by_kind, memory_by_kind
-from gyre_hpc.bench.moves import Move, MoveReader, read_moves
+from gyre_hpc.bench.moves import MoveReader, read_moves
 from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.call_log import call_logs
 from gyre_hpc.layout import RunLayout
@@ -34,7 +36,6 @@ log = logging.getLogger(__name__)
 SWITCHES = 200
 CONTEXT_WORDS, CALLS, ANSWER_TOKENS = 220, 2, 32
 """A context of 220 words has 1,000 tokens."""
-PAGE_TOKENS = 16
 WARM_UP = 0.25
 """Share of the switches after which memory is looked at: allocators and caches have their size by then."""
 TIMEOUT_S = 60.0
@@ -64,7 +65,8 @@ class Run:
 def run(switches: int = SWITCHES) -> dict[str, Figure]:
     """Figures of so many switches."""
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as scratch:
-        return figures(make_switches(Path(scratch), switches))
+        found = figures(make_switches(Path(scratch), switches))
+        return found | page_move.figures(asyncio.run(page_move.measure(Path(scratch))))
 
 
 def overrides(policy: Path, root: Path) -> list[str]:
@@ -114,7 +116,7 @@ def _left(root: Path, counts: list[int], memory: list[dict[str, float]], switche
 
 def figures(run: Run) -> dict[str, Figure]:
     """All figures of a run."""
-    return {**_calls(run), **_pages(run.moves.moves), **_memory(run), **_seconds(run.switches)}
+    return {**_calls(run), **_pages(run.lines), **_memory(run), **_seconds(run.switches)}
 
 
 def _calls(run: Run) -> dict[str, Figure]:
@@ -125,27 +127,30 @@ def _calls(run: Run) -> dict[str, Figure]:
     against = (
         f"{calls} calls of {len(ended)} executions, {moved} of them moved in {len(run.switches)} switches"
     )
+    moves = [move.held_s for move in run.moves.moves if move.same_version]
     stall = "the longest time a call waited for us at once, queue and prefill at its destination included"
     return {
         "switches": Figure(len(run.switches), "switches", "higher", against=against),
         "calls_lost": Figure(lost + failed, "calls", "lower", aim=0.0, bound=0.0, against=against),
         "harness_stall_s": Figure(run.moves.longest_held_s, "s", "lower", aim=60.0, against=stall),
+        **({"moved_call_s": _median("from the cut to the next token", moves)} if moves else {}),
     }
 
 
-def _pages(moves: Sequence[Move]) -> dict[str, Figure]:
-    pages = [move.pages(PAGE_TOKENS) for move in moves if move.same_version]
-    found, full = sum(one for one, _ in pages), sum(one for _, one in pages)
-    if not full:
+def _median(what: str, values: Sequence[float]) -> Figure:
+    against = f"{what}, median of {len(values)}, longest {max(values):.2f} s"
+    return Figure(statistics.median(values), "s", "lower", against=against)
+
+
+def _pages(lines: Sequence[m.AnyMetric]) -> dict[str, Figure]:
+    ended = [line for line in lines if isinstance(line, m.Ended)]
+    due, found = sum(line.pages_due for line in ended), sum(line.pages_found for line in ended)
+    if not due:
         return {}
-    publications = len(moves) - len(pages)
     against = (
-        f"{full} full pages of {len(pages)} calls that changed their cell; {publications} calls that met other weights"
-        " are left out: the strict policy voids their pages"
+        f"{due} full pages that calls had when their cell left; publications void pages and are left out"
     )
-    return {
-        "pages_moved_share": Figure(found / full, "share", "higher", aim=0.99, bound=1.0, against=against)
-    }
+    return {"pages_moved_share": Figure(found / due, "share", "higher", aim=0.99, bound=1.0, against=against)}
 
 
 def _memory(run: Run) -> dict[str, Figure]:

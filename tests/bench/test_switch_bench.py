@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.bench import switch
+from gyre_hpc.bench import page_move, switch
 from gyre_hpc.bench.memory import growth, growth_by_kind
 from gyre_hpc.bench.moves import Move, MoveReader
 from gyre_hpc.gateway.frames import (
@@ -44,7 +44,7 @@ def moves_of(*frames: Frame) -> MoveReader:
     return reader
 
 
-def test_a_move_counts_the_full_pages_that_its_destination_found() -> None:
+def test_a_move_counts_what_was_recomputed_and_how_long_the_call_waited() -> None:
     reader = moves_of(
         opened("a", 100),
         tokens("a", 29, 0),
@@ -57,8 +57,6 @@ def test_a_move_counts_the_full_pages_that_its_destination_found() -> None:
         CallFinished("a", "stop", 33, 1.0, 4.0, 149, 2, ""),
     )
     assert reader.moves == [Move(129, 17, 1.5, True), Move(132, 132, 2.5, True)]
-    assert reader.moves[0].pages(16) == (7, 8), "of 129 tokens 128 have KV"
-    assert reader.moves[1].pages(16) == (0, 8)
     assert reader.longest_held_s == 2.5
 
 
@@ -94,14 +92,14 @@ def test_all_kinds_of_processes_grow_together() -> None:
 
 
 def ended(reason: str, lost: int) -> m.Ended:
-    return m.Ended(1.0, 0, 0, reason, 0.5, 1.0, 4, 2, lost, 9, 0, 9, 0.0)
+    return m.Ended(1.0, 0, 0, reason, 0.5, 1.0, 4, 2, lost, 9, 0, 9, 0.0, pages_due=6, pages_found=4)
 
 
 def finished(*lines: m.AnyMetric) -> switch.Run:
     counts = list(range(0, 120, 2))
     memory = [{"engine": 100.0 + 0.5 * count, "leader": 50.0} for count in counts]
     reader = MoveReader()
-    reader.moves = [Move(129, 1, 0.5, True), Move(65, 65, 0.5, True), Move(129, 129, 0.5, False)]
+    reader.moves = [Move(129, 1, 0.5, True), Move(65, 65, 0.5, True), Move(129, 129, 9.0, False)]
     reader.longest_held_s = 1.25
     return switch.Run(list(lines), reader, counts, memory)
 
@@ -121,6 +119,7 @@ def test_figures_name_both_ways_and_lose_nothing_from_sight() -> None:
     assert found["to_rollout_load_s"].value == 0.25
     assert found["calls_lost"].value == 2, "a lost call, and a client that failed"
     assert found["harness_stall_s"].value == 1.25
+    assert found["moved_call_s"].value == 0.5
     assert found["pages_moved_share"].value == pytest.approx(8 / 12)
     assert found["memory_growth_mib_per_switch"].value == pytest.approx(0.5)
 
@@ -134,3 +133,10 @@ def test_cells_switch_under_long_calls_and_none_is_lost(tmp_path: Path) -> None:
     assert found["calls_lost"].value == 0
     assert run.moves.moves, "calls were under way at the switches"
     assert all(sample["engine"] > 0 for sample in run.memory[-1:])
+
+
+@pytest.mark.full
+async def test_a_prompts_pages_move_between_two_engines(tmp_path: Path) -> None:
+    rounds = await page_move.measure(tmp_path, tokens=200, rounds=1)
+    assert [(one.moved, one.full) for one in rounds] == [(12, 12)]
+    assert page_move.figures(rounds)["prefill_over_move"].value > 0
