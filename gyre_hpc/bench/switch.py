@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyre_hpc.bench import page_move, paced
+from gyre_hpc.bench import paced, page_move
 from gyre_hpc.bench.figure import Figure
 from gyre_hpc.bench.memory import BLOCKS, growth_by_kind, memory_by_kind
 from gyre_hpc.bench.moves import MoveReader, read_moves
