@@ -171,9 +171,13 @@ class Execution:
     past_roles: Past = field(default_factory=set)
 
     def offered(self, offer: Offer, source: CellId) -> None:
-        """Its pages can be had from cell `source`, which has them itself."""
-        if all(parcel.offer != offer for parcel in self.parcels):
-            self.parcels.append(Parcel(offer, source))
+        """Its pages can be had from cell `source`, which has them itself. A longer offer takes the place of its beginnings."""
+        for parcel in list(self.parcels):
+            older = parcel.offer
+            same = (older.kv_key, older.source) == (offer.kv_key, offer.source)
+            if same and offer.prefixes[: len(older.prefixes)] == older.prefixes:
+                self.parcels.remove(parcel)
+        self.parcels.append(Parcel(offer, source))
 
     @property
     def held_s(self) -> float:

@@ -132,12 +132,12 @@ class Controller:
         write_rendezvous(self.layout, *await self.server.start(), 1)
         await self.regions.start()
 
-    async def launch(self, *cells: int) -> list[Peer]:
+    async def launch(self, *cells: int, incarnation: int = 1000) -> list[Peer]:
         """Start cells; returns them in this order once each has said hello."""
         by_cell: dict[int, LocalProcess] = {}
         for cell in cells:
             argv = [sys.executable, "-m", "gyre_hpc.cells.leader", "--run", str(self.layout.root)]
-            argv += ["--cell", str(cell), "--incarnation", "1000"]
+            argv += ["--cell", str(cell), "--incarnation", str(incarnation)]
             spec = ProcessSpec(
                 f"cell-{cell}", argv, {"OMP_NUM_THREADS": "1"}, self.layout.root / f"cell-{cell}.log"
             )
@@ -343,3 +343,37 @@ def test_a_run_folder_without_configuration_is_named(tmp_path: Path) -> None:
 
     assert main(["--run", str(tmp_path), "--cell", "0", "--incarnation", "1"]) == 2
     assert os.listdir(tmp_path) == []
+
+
+LEAVING = ("ledger", "release", "restore", "pull", "load")
+RETURNING = ("pull", "offload", "ledger", "write", "start", "resume", "load", "confirm")
+KILLED_BEHIND = [
+    pytest.param(back, step, marks=() if step == "release" else pytest.mark.full)
+    for back, steps in ((False, LEAVING), (True, RETURNING))
+    for step in steps
+]
+
+
+@pytest.mark.parametrize(("back", "step"), KILLED_BEHIND)
+async def test_a_cell_killed_behind_a_step_leaves_nothing_and_its_next_incarnation_serves(
+    controller: Controller, back: bool, step: str
+) -> None:
+    core, cell = await controller.launch(0, 1)
+    weights = await controller.restore(core, controller.layout.model)
+    await cell.rollout(weights)
+    engine = cell.engine()
+    cell.send(BecomeTrainer(0, False, weights, V0, S1))
+    if back:
+        await cell.expect(CellSwitched)
+        cell.send(BecomeEngine(V0, weights, Serial(2)))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (isinstance(said := await cell.link.receive(), StepDone) and said.step == step):
+            assert said is not None and not isinstance(said, CellSwitched)
+    os.kill(cell.process.pid, signal.SIGKILL)
+    await cell.process.wait()
+    await until_gone(engine)
+    (again,) = await controller.launch(1, incarnation=2000)
+    switched = await again.rollout(weights)
+    assert await served_checksum(controller, switched.address) == weights_digest(
+        read_weights(controller.layout.model)
+    )
