@@ -32,6 +32,7 @@ async def test_real_connections(rendering: Rendering, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(5400)
 @pytest.mark.parametrize("sockets", [False, True])
 async def test_a_million_bodies(rendering: Rendering, tmp_path: Path, sockets: bool) -> None:
     report = await fuzz(rendering, tmp_path, 20_000 if sockets else 1_000_000, seed=3, sockets=sockets)
