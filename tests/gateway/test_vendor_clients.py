@@ -176,6 +176,12 @@ async def test_overflow_is_refused_in_the_vendors_words(rendering: Rendering, tm
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "alien", "content": "x"}]},
         {"messages": [{"role": "user", "content": ["x"]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": 3}]}
+            ]
+        },
+        {"messages": [{"role": ["user"], "content": "x"}]},
         {"messages": "x"},
         {"messages": [3]},
         {"messages": [{"role": "user", "content": "x"}], "max_tokens": -1},

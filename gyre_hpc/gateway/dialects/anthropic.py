@@ -326,6 +326,8 @@ def _text(content: Any) -> str:
     """Text of a string or of text blocks. Raises Refusal for anything else."""
     if isinstance(content, str):
         return content
+    if not isinstance(content or [], list):
+        raise invalid("messages: content must be a string or a list of blocks")
     parts: list[str] = []
     for block in content or []:
         kind = block_kind(block)
