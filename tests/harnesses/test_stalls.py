@@ -71,12 +71,14 @@ async def all_stalled(folder: Path, silence_s: float) -> None:
 
 
 @pytest.mark.npm
+@pytest.mark.patient
 @pytest.mark.timeout(1200)
 async def test_all_harnesses_survive_a_stall_of_400_s(tmp_path: Path) -> None:
     await all_stalled(tmp_path, float(os.environ.get("GYRE_STALL_S", "400")))
 
 
 @pytest.mark.npm
+@pytest.mark.patient
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 async def test_all_harnesses_survive_a_stall_of_1300_s(tmp_path: Path) -> None:
