@@ -15,36 +15,26 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from gyre_hpc.engines.wire import ids_xxh3
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.gateway.frames import (
     FORMAT,
     MAGIC,
-    TOKEN_BYTES,
     AttemptOpened,
     AttemptSealed,
     BudgetExhausted,
-    CallAccepted,
-    CallDelivered,
-    CallFinished,
     CallOpened,
-    CallProgress,
     Frame,
-    LawBroken,
     LogOpened,
-    TokensReceived,
-    decode_float32,
     decode_frames,
     decode_int32,
     encode_frame,
 )
+from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, Int32, LeafRole
+from gyre_hpc.records import CallRecord, Delivery, ExecutionId
 
 log = logging.getLogger(__name__)
 
@@ -202,89 +192,6 @@ def _read(handle: int, at: int, count: int, size: int) -> bytes:
     return data
 
 
-@dataclass
-class LoggedCall:
-    """A call as far as its frames tell. `ids`, `logprobs`, `versions` are four bytes a token, as logged."""
-
-    opened: CallOpened
-    base: LoggedCall | None
-    delta: Int32
-    ids: bytearray = field(default_factory=bytearray)
-    logprobs: bytearray = field(default_factory=bytearray)
-    versions: bytearray = field(default_factory=bytearray)
-    progress: CallProgress | None = None
-    finished: CallFinished | None = None
-    delivery: Delivery = Delivery.NONE
-    accepted: bool = False
-    given: bool = False
-    broken: tuple[str, ...] = ()
-    """How the call broke the token law while an engine sampled for it."""
-
-    @property
-    def length(self) -> int:
-        """Prompt tokens."""
-        return self.opened.shared + len(self.delta)
-
-    def prompt(self) -> Int32:
-        """Prompt ids, shape [P], put together from the calls it builds on."""
-        parts, node, shared = [self.delta], self, self.opened.shared
-        while node.base is not None and shared > 0:
-            node = node.base
-            if shared > node.length:
-                parts.append(decode_int32(node.ids[: (shared - node.length) * TOKEN_BYTES]))
-                shared = node.length
-            if shared > node.opened.shared:
-                parts.append(node.delta[: shared - node.opened.shared])
-                shared = node.opened.shared
-        return np.concatenate(parts[::-1])
-
-    def output(self) -> Int32:
-        """Output ids so far, shape [T]."""
-        return decode_int32(self.cut(self.ids))
-
-    def cut(self, received: bytearray) -> bytearray:
-        """A copy of what belongs to the output."""
-        return received[:] if self.finished is None else received[: self.finished.tokens * TOKEN_BYTES]
-
-    def record(self) -> CallRecord:
-        """The record handed to trajectories. An unfinished call reads as aborted.
-
-        A prompt whose checksum is not that of the ids sent makes the record unlawful.
-        """
-        opened, finished = self.opened, self.finished
-        prompt, forks = self.prompt(), self.forks
-        if opened.prompt_xxh3 and opened.prompt_xxh3 != ids_xxh3(prompt):
-            log.error("call %s: the log does not give the prompt that was sent", opened.call)
-            forks = (*forks, "token_law")
-        return CallRecord(
-            call=opened.call,
-            execution=ExecutionId(opened.execution),
-            attempt=opened.attempt,
-            ordinal=opened.ordinal,
-            prompt_ids=prompt,
-            output_ids=self.output(),
-            logprobs=decode_float32(self.cut(self.logprobs)),
-            versions=decode_int32(self.cut(self.versions)),
-            finish=FinishReason(finished.finish) if finished else FinishReason.ABORT,
-            delivery=self.delivery,
-            accepted=self.accepted or self.delivery is Delivery.COMPLETE,
-            constrained=opened.constrained,
-            role_hint=LeafRole(opened.role_hint),
-            started=opened.started,
-            finished=finished.finished if finished else opened.started,
-            held_s=finished.held_s if finished else 0.0,
-            recomputed_tokens=finished.recomputed_tokens if finished else 0,
-            dialect=opened.dialect,
-            forks=forks,
-            deliver=opened.deliver,
-        )
-
-    @property
-    def forks(self) -> tuple[str, ...]:
-        """As CallRecord.forks."""
-        return tuple(dict.fromkeys((*self.opened.reasons, *self.broken)))
-
-
 @dataclass(frozen=True)
 class ExecutionEnd:
     """All records of the attempt have been given. `calls` counts generations begun for it."""
@@ -363,7 +270,7 @@ class CallLogReader:
                 known = self._calls.get(frame.call)
                 if known is None:
                     return
-                _update(known, frame)
+                known.apply(frame)
                 if (
                     not known.given
                     and known.finished
@@ -391,29 +298,6 @@ class CallLogReader:
         self.exhausted.discard((frame.execution, frame.attempt))
         self.sealed.append(frame)
         yield ExecutionEnd(ExecutionId(frame.execution), frame.attempt, frame.calls)
-
-
-def _update(
-    call: LoggedCall,
-    frame: TokensReceived | CallProgress | CallFinished | CallDelivered | CallAccepted | LawBroken,
-) -> None:
-    match frame:
-        case LawBroken():
-            call.broken += (frame.why,)
-        case CallProgress():
-            call.progress = frame
-        case TokensReceived():
-            call.ids += frame.ids
-            call.logprobs += frame.logprobs
-            each = len(frame.versions) == len(frame.ids)
-            call.versions += frame.versions if each else frame.versions * (len(frame.ids) // TOKEN_BYTES)
-        case CallFinished():
-            call.finished = frame
-        case CallDelivered():
-            order = list(Delivery)
-            call.delivery = max(call.delivery, frame.delivery, key=order.index)
-        case CallAccepted():
-            call.accepted = True
 
 
 def read_call_log(path: Path) -> list[CallRecord]:

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from gyre_hpc.gateway.app import GatewayApp
-from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall
+from gyre_hpc.gateway.call_log import CallLogReader
 from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed
 from gyre_hpc.gateway.frames import TOKEN_BYTES, decode_float32, decode_int32
 from gyre_hpc.gateway.lineage import Context, Lineage
+from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.records import LAW_BREAKS, Delivery, FinishReason, LeafRole
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from gyre_hpc.controller.journal import AttemptOpened, Outcome, Resumed
-from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall, call_logs
+from gyre_hpc.gateway.call_log import CallLogReader, call_logs
+from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.shards.manifest import read_manifest
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start

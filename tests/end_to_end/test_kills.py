@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 
 from gyre_hpc.controller.journal import AttemptOpened
-from gyre_hpc.gateway.call_log import CallLogReader, LoggedCall, call_logs
+from gyre_hpc.gateway.call_log import CallLogReader, call_logs
+from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.transport.links import read_secret
