@@ -66,6 +66,10 @@ class SteppingServices(Services):
 class NoNodes:
     """Every death is the process's own."""
 
+    happened = 0
+
+    def stir(self) -> None: ...
+
     async def took(self, nodes: tuple[str, ...], *, unanswered: bool) -> bool:
         return False
 

@@ -121,7 +121,12 @@ def test_a_download_that_broke_off_is_no_model_and_its_whole_files_are_kept(
     command = [sys.executable, "-c", STAGE, PATH, str(tmp_path), hub.url]
     broken = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
     partial = tmp_path / "org--tiny" / f"{hub.commit}.partial"
-    while not (partial / "tokenizer.json").exists() or "model.safetensors" not in hub.served():
+    record = (
+        partial / ".cache/huggingface/download/tokenizer.json.metadata"
+    )  # three lines: commit, etag, time
+    while not (
+        record.exists() and record.read_text().count("\n") == 3 and "model.safetensors" in hub.served()
+    ):
         assert broken.poll() is None
     broken.kill()
     broken.wait()
