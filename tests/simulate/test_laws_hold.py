@@ -98,7 +98,12 @@ def test_ever_smaller_micro_steps_come_near_the_fluid(data: st.DataObject, plan:
     """Joins may then be decided elsewhere by a hair, so only schedules whose cells never move are compared."""
     world = data.draw(calm_worlds(plan))
     plan = replace(
-        plan, capacities=plan.capacities[:1], training_cells=0, policy=plan.policy.COLOCATE, pool=0
+        plan,
+        capacities=plan.capacities[:1],
+        training_cells=0,
+        policy=plan.policy.COLOCATE,
+        pool=0,
+        standalone=0,
     )
     world = replace(world, cells=world.cells[:1], pool=replace(world.pool, nodes=0.0, capacity=0))
     fluid = simulate(plan, replace(world, training=replace(world.training, micro_step_s=0.0)), Mixed(), seed)
