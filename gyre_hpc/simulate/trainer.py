@@ -75,15 +75,18 @@ class Fluid(Work):
         self._rate = 0.0
         self._done: dict[CellId, float] = {}
         self._drained_at = math.inf
+        self._fill_left = 0.0
+        """Seconds the pipeline has still to be filled for in this batch: once, as each cell of `Claims` does."""
 
     def begin(self) -> None:
         self._left, self._total, self._done, self._drained_at = 0.0, 0, {}, math.inf
+        self._fill_left = self.fill_s
         self.unclaimed = self.open = 0
 
     def add(self, now: float, work: float, micro_steps: int) -> None:
         if micro_steps:
             self._total += micro_steps
-            self._return(work)
+            self._return(now, work)
 
     def train(self, now: float, nodes: Mapping[CellId, float]) -> None:
         self._nodes = nodes
@@ -98,23 +101,26 @@ class Fluid(Work):
                 return then
             self._spend(end - now)
             self._left, self.unclaimed = 0.0, 0
-            self.open = min(self._total, len(self._nodes)) if self.fill_s else 0
-            self._drained_at = end + self.fill_s
+            self.open = min(self._total, len(self._nodes)) if self._fill_left else 0
+            self._drained_at = end + self._fill_left
             return end
         if self._drained_at <= then:
             drained, self._drained_at, self.open = max(now, self._drained_at), math.inf, 0
+            self._fill_left = 0.0
             return drained
         return then
 
     def lose(self, now: float, cell: CellId) -> None:
         work = self._done.pop(cell, 0.0)
         if work:
-            self._return(work)
+            self._return(now, work)
 
     def micro_steps(self, work: float, given: int, least: int) -> int:
         return (given or least) if work > 0 else 0
 
-    def _return(self, work: float) -> None:
+    def _return(self, now: float, work: float) -> None:
+        if self._drained_at < math.inf:
+            self._fill_left = max(self._drained_at - now, 0.0)
         self._left += work
         self.unclaimed, self.open, self._drained_at = self._total, 0, math.inf
 

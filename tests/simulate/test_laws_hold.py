@@ -95,12 +95,8 @@ def test_load_changes_nothing_while_no_cell_is_overfull(
 @quick
 @given(data=st.data(), plan=plans(), seed=SEEDS)
 def test_ever_smaller_micro_steps_come_near_the_fluid(data: st.DataObject, plan: Settings, seed: int) -> None:
-    """Joins may then be decided elsewhere by a hair, so only schedules whose cells never move are compared.
-
-    A pipeline is not filled: the fluid fills it again after every wait for work, cells once per batch.
-    """
+    """Joins may then be decided elsewhere by a hair, so only schedules whose cells never move are compared."""
     world = data.draw(calm_worlds(plan))
-    world = replace(world, training=replace(world.training, fill_s=0.0))
     plan = replace(
         plan,
         capacities=plan.capacities[:1],
