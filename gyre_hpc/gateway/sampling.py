@@ -74,7 +74,9 @@ class Sampler:
             execution.home = lease.cell
             try:
                 await self._pages.arrive(execution, lease)
-                failed = await self._serve(execution, call, lease)
+                # Its siblings may have spent the budget meanwhile, and no engine takes a call for 0 tokens.
+                self._judge(execution, call, received, None)
+                failed = call.ending is None and await self._serve(execution, call, lease)
                 if call.ending is None:
                     await self._pages.depart(execution, call, lease)
             finally:

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from gyre_hpc.config import GatewayConfig
-from gyre_hpc.engines.client import Chunk, EngineAbsent, EngineUnreachable
+from gyre_hpc.engines.client import Chunk, EngineAbsent, EngineRefused, EngineUnreachable
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
@@ -72,6 +72,8 @@ class ScriptedEngine:
     ) -> AsyncIterator[Chunk]:
         if self.absent:
             raise EngineAbsent("connection refused")
+        if max_new_tokens < 1:
+            raise EngineRefused("scripted", 400, f"max_new_tokens={max_new_tokens}: must be at least 1")
         self.requests.append((rid, input_ids.ids(), max_new_tokens, kv_key))
         rest = self.script.rest(input_ids.ids())
         complete = len(rest) <= max_new_tokens

@@ -58,6 +58,33 @@ async def test_the_budget_shrinks_by_what_was_received(gateway: RunningGateway) 
     assert record.output_ids.tolist() == expected(gateway)[:9] and record.finish is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("received", [0, 2])
+async def test_a_call_that_waits_while_its_sibling_spends_the_budget_ends_with_what_it_has(
+    rendering: Rendering, tmp_path: Path, received: int
+) -> None:
+    gateway = await RunningGateway.start(rendering, tmp_path, max_sampled_tokens=9)
+    gateway.script.answers = [ANSWER, ANSWER]
+    spending = gateway.engine(0, pause_after=3)
+    sibling = asyncio.create_task(gateway.chat(ASK))
+    await spending.waiting.wait()
+    gateway.app.router.table.block(CellId(0))
+    if received:
+        gateway.engine(1, die_after=received)
+    waiting = asyncio.create_task(gateway.chat([{"role": "user", "content": "on"}]))
+    while not gateway.app.router.waiting:
+        await asyncio.sleep(0.002)
+    spending.go.set()
+    assert (await sibling)["status"] == 200
+    untouched = gateway.engine(2)
+    assert (await waiting)["choices"][0]["finish_reason"] == "length"
+    account, _ = await gateway.app.close_execution(7, 1)
+    assert (account.calls_lost, account.tokens_sampled, account.budget_exhausted) == (0, 9, True)
+    assert untouched.requests == []
+    late = (await gateway.records())[1]
+    assert late.finish is FinishReason.LENGTH and len(late.output_ids) == received
+    await gateway.stop()
+
+
 async def test_calls_wait_while_no_cell_is_routable(gateway: RunningGateway) -> None:
     gateway.script.answers = [ANSWER]
     waiting = asyncio.create_task(gateway.chat(ASK))
