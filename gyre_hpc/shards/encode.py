@@ -148,6 +148,7 @@ def decode_calls(tables: Tables) -> Iterator[CallRecord]:
             recomputed_tokens=int(flat(calls, "recomputed_tokens")[at]),
             dialect=ragged(calls, "dialect").text(at),
             forks=forks_of(calls, at),
+            deliver=_deliver_of(calls, at),
         )
 
 
@@ -155,6 +156,11 @@ def forks_of(calls: Table, at: int) -> tuple[str, ...]:
     """`CallRecord.forks` of a row; a shard written before the column existed has none."""
     text = ragged(calls, "forks").text(at) if "forks" in calls else ""
     return tuple(text.split(",")) if text else ()
+
+
+def _deliver_of(calls: Table, at: int) -> str:
+    """`CallRecord.deliver` of a row; a shard written before the column existed has whole answers alone."""
+    return ragged(calls, "deliver").text(at) if "deliver" in calls else "answer"
 
 
 def flat(table: Table, name: str) -> Array:
@@ -214,6 +220,7 @@ def _call_rows(strands: Strands) -> Table:
         "call": Ragged.texts([record.call for record in records]),
         "dialect": Ragged.texts([record.dialect for record in records]),
         "forks": Ragged.texts([",".join(record.forks) for record in records]),
+        "deliver": Ragged.texts([record.deliver for record in records]),
         "ordinal": np.array([record.ordinal for record in records], np.int32),
         "strand": np.array([laid.strand for laid in calls], np.int32),
         "end": np.array([laid.end for laid in calls], np.int32),

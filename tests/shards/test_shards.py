@@ -127,7 +127,8 @@ def recorded(draw: st.DrawFn) -> list[CallRecord]:
         role, name = draw(st.sampled_from(LeafRole)), draw(st.text(max_size=5))
         call = call_record(ordinal, np.concatenate([base, delta]), output, role=role, call=f"{ordinal}{name}")
         forks = draw(st.sampled_from([(), ("foreign_turn",), ("token_law", "bridge_refused")]))
-        calls.append(replace(call, forks=forks))
+        deliver = draw(st.sampled_from(["answer", "blocks"]))
+        calls.append(replace(call, forks=forks, deliver=deliver))
     return calls
 
 
@@ -151,6 +152,7 @@ def test_any_recorded_calls_survive_and_verify(
             assert_equal(shard.tables(index), encode(record, DERIVATION))
             again = shard.record(index).strands.calls
             assert [c.record.forks for c in again] == [c.record.forks for c in record.strands.calls]
+            assert [c.record.deliver for c in again] == [c.record.deliver for c in record.strands.calls]
 
 
 def test_forks_are_counted_by_reason_and_a_broken_token_law_has_no_reward(run: RunLayout) -> None:
@@ -162,6 +164,20 @@ def test_forks_are_counted_by_reason_and_a_broken_token_law_has_no_reward(run: R
     assert stats(run.root).forks_by_reason == {"foreign_turn": 2, "token_law": 1}
     assert (show(run.root, 1).record.reward, show(run.root, 2).record.reward) == (0.25, None)
     assert show(run.root, 2).calls[1].forks == ("foreign_turn", "token_law")
+
+
+def test_a_shard_says_how_each_answer_left(run: RunLayout) -> None:
+    record = execution(1)
+    laid = record.strands.calls[1]
+    laid.record = replace(laid.record, deliver="blocks")
+    with ShardReader(sealed(run, record)) as shard:
+        assert [call.deliver for call in shard.record(0).strands.records()][:2] == ["answer", "blocks"]
+
+
+def test_calls_of_a_shard_without_the_column_left_as_whole_answers() -> None:
+    tables = encode(execution(1), DERIVATION)
+    del tables["raw/calls"]["deliver"]
+    assert all(laid.record.deliver == "answer" for laid in decode(tables).strands.calls)
 
 
 def test_calls_of_a_shard_without_the_column_have_no_forks() -> None:
