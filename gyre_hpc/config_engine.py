@@ -18,8 +18,9 @@ class SglangConfig:
     dtype: str = "auto"
     """Type of weights and KV: `auto` (the model's own), `bfloat16`, `float16` or `float32`."""
     kv_folder: str = ""
-    """Folder for KV pages that all cells share (a parallel filesystem): a moved call finds them without a transfer. Empty = each
-    cell keeps its own, in memory where the host can. Either way `engine.kv_store_mib` bounds it, and 0 keeps none."""
+    """Folder for KV pages that all cells share (a parallel filesystem): a moved call finds them without a transfer. Each run has a
+    folder of its own in it. Empty = each cell keeps its own, in memory where the host can. Either way `engine.kv_store_mib`
+    bounds it, and 0 keeps none."""
     prefetch_base_s: float = 10.0
     """Seconds a call waits for its pages from the store before what is missing is computed."""
     prefetch_per_1k_tokens_s: float = 0.25

@@ -52,12 +52,15 @@ def engine_seed(run_seed: int, cell: CellId, incarnation: int, start: int) -> in
     return int.from_bytes(hashlib.sha256(identity).digest()[:4], "big")
 
 
-def page_store(config: EngineConfig, scratch: Path) -> PageStore | None:
-    """Where the cell's KV pages lie; None if they stay in the engine."""
+def page_store(config: EngineConfig, scratch: Path, run: str) -> PageStore | None:
+    """Where the cell's KV pages lie; None if they stay in the engine.
+
+    A folder that cells share holds one folder per run, named by its key `run`: version 3 of another run has other weights.
+    """
     if not config.kv_store_mib:
         return None
     shared = config.sglang.kv_folder if config.kind == SglangProcess.KIND else ""
-    return PageStore(Path(shared) if shared else scratch / "kv", config.kv_store_mib << 20)
+    return PageStore(Path(shared) / run if shared else scratch / "kv", config.kv_store_mib << 20)
 
 
 class EngineHost:

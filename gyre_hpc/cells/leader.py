@@ -70,8 +70,9 @@ class Leader:
         self._link, self._cluster = link, config.cluster
         self._queue: Queue = asyncio.Queue()
         self._stop = asyncio.Event()
-        self._scratch = make_owner_folder(run_key(secret), f"engine-{cell}", keep=0)
-        store = page_store(config.engine, self._scratch)
+        run = run_key(secret)
+        self._scratch = make_owner_folder(run, f"engine-{cell}", keep=0)
+        store = page_store(config.engine, self._scratch, run)
         self._engine = EngineHost(
             config,
             layout,

@@ -63,20 +63,13 @@ class SglangProcess(EngineProcess):
         await self._end_group(self.pid)
         self._forget_modules()
 
-    @property
-    def pages_folder(self) -> Path | None:
-        """Folder of the page store: the one all cells share, if one is named, else the cell's."""
-        if not self.config.kv_store_mib:
-            return None
-        return Path(self.config.sglang.kv_folder) if self.config.sglang.kv_folder else self.kv_store
-
     def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
         dtype = weights_dtype(self.config, self.model_path)
         return expected_checksum(arrays, self.config.sglang, self.model_path, dtype)
 
     def _command(self, port_file: Path) -> list[str]:
         sglang = server_arguments(
-            self.config, self.model_path, self.version, self.max_context, self.seed, self.pages_folder
+            self.config, self.model_path, self.version, self.max_context, self.seed, self.kv_store
         )
         ours = ["--port-file", str(port_file), "--host", self.host, "--parent", str(os.getpid())]
         if self.token:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -88,11 +89,9 @@ async def test_the_server_sees_this_package_and_no_other_of_our_environment(
     assert not folder.exists()
 
 
-def test_where_pages_are_kept(model: Path, tmp_path: Path) -> None:
-    def folder(**changes: object) -> Path | None:
-        config = EngineConfig(kind="sglang", **changes)  # type: ignore[arg-type]
-        return SglangProcess(config, model, Version(0), tmp_path, 256, kv_store=tmp_path / "own").pages_folder
-
-    assert folder() == tmp_path / "own"
-    assert folder(sglang=SglangConfig(kv_folder="/shared/kv")) == Path("/shared/kv")
-    assert folder(kv_store_mib=0) is None
+def test_the_server_keeps_its_pages_where_its_cell_looks_for_them(model: Path, tmp_path: Path) -> None:
+    config = EngineConfig(kind="sglang", sglang=SglangConfig(kv_folder="/shared/kv"))
+    process = SglangProcess(config, model, Version(0), tmp_path, 256, kv_store=Path("/shared/kv/run"))
+    command = process._command(tmp_path / "port")
+    extra = json.loads(command[command.index("--hicache-storage-backend-extra-config") + 1])
+    assert extra["folder"] == "/shared/kv/run"
