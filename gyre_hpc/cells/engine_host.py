@@ -30,11 +30,11 @@ from gyre_hpc.engines.sglang.exports import written_through
 from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
 from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
-from gyre_hpc.errors import CorruptRecord, GyreError
-from gyre_hpc.kv.page_store import PageStore
+from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError
+from gyre_hpc.kv.page_store import PageStore, require_locks
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
-from gyre_hpc.transport.hosts import own_address
+from gyre_hpc.transport.hosts import node_name, own_address
 from gyre_hpc.transport.rendezvous import engine_token, read_secret
 
 log = logging.getLogger(__name__)
@@ -56,11 +56,25 @@ def page_store(config: EngineConfig, scratch: Path, run: str) -> PageStore | Non
     """Where the cell's KV pages lie; None if they stay in the engine.
 
     A folder that cells share holds one folder per run, named by its key `run`: version 3 of another run has other weights.
+    Raises ConfigError where it cannot be shared.
     """
     if not config.kv_store_mib:
         return None
     shared = config.sglang.kv_folder if config.kind == SglangProcess.KIND else ""
-    return PageStore(Path(shared) / run if shared else scratch / "kv", config.kv_store_mib << 20)
+    folder = _shared_folder(shared, run) if shared else scratch / "kv"
+    return PageStore(folder, config.kv_store_mib << 20)
+
+
+def _shared_folder(named: str, run: str) -> Path:
+    folder = Path(named) / run
+    try:
+        require_locks(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"engine.sglang.kv_folder={named} cannot be shared on {node_name()}: {folder}: {error.strerror or error}",
+            fix="name a folder that every node can write and lock (Lustre: mount with flock), or leave it empty",
+        ) from error
+    return folder
 
 
 class EngineHost:

@@ -1,10 +1,14 @@
-"""Host store of KV pages: one folder of a cell, one file per page, shared by its engine and its leader.
+"""Host store of KV pages: one folder of a cell, or of all cells, one file per page, shared by engines and leaders.
 
 A key is (namespace, layout digest, prefix hash): equal keys mean equal bytes, so a page is written once and never
 changed. `get` gives a page only if the whole file is as it was written and says itself that it is this key's; what is
 torn, damaged or another's is removed and counted, never served. At most `limit_bytes` lie in the folder, whoever
 writes: writers take turns (flock) and evict the least recently used first. A leased page is not evicted before its
 lease is over: a file's mtime is the time of its last use, or the end of its lease. A page without room is not kept.
+
+Processes of several hosts may share a folder on a parallel file system. Where its flock holds on one host only, pages stay
+whole (each appears by rename), but hosts miscount each other: the folder may pass its limit until one that evicts counts anew.
+Leases and ages hold as far as the hosts' clocks agree. Partial files of a writer that died go when its own host evicts.
 
 File, little-endian: MAGIC (8 bytes), format u32, length of meta u32, length of payload u64, xxh3-64 of meta + payload
 u64; meta = msgpack (namespace str, layout bytes, prefix bytes); payload. Name: sha256 of meta in hex, `.page`.
@@ -17,7 +21,9 @@ import errno
 import fcntl
 import hashlib
 import os
+import socket
 import struct
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +42,8 @@ SUFFIX: Final = ".page"
 _LOCK: Final = "usage"
 """Holds the bytes in the folder as decimal text; whoever changes them holds its lock."""
 _DIGITS: Final = 20
+_OF_HOST: Final = "@"
+"""Before HOST.PID in the name of a file that is being written."""
 
 
 class PageKey(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +66,7 @@ class Counts:
 
 
 class PageStore:
-    """The pages in `folder`, which is made if need be. Any number of processes of one host may share it."""
+    """The pages in `folder`, which is made if need be. Any number of processes may share it (of several hosts: see above)."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
@@ -131,7 +139,7 @@ class PageStore:
         return sum(size for _, size, _ in self._files())
 
     def _write(self, path: Path, data: bytes, until: float) -> None:
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = path.with_name(f".{path.name}{_OF_HOST}{socket.gethostname()}.{os.getpid()}")
         try:
             partial.write_bytes(data)
             os.utime(partial, (until, until))
@@ -156,8 +164,11 @@ class PageStore:
 
     def _evict(self, usage: _Usage, wanted: int) -> None:
         """Down to an eighth below the limit where unleased pages allow it, so that it is not needed for every page."""
-        for torn in self.folder.glob(".*"):  # of writers that died: it is nobody else's turn
-            torn.unlink(missing_ok=True)
+        for torn in self.folder.glob(
+            f".*{_OF_HOST}*"
+        ):  # of writers that died: it is nobody else's turn on this host
+            if torn.stem.rpartition(_OF_HOST)[2] == socket.gethostname():
+                torn.unlink(missing_ok=True)
         files, now = sorted(self._files(), key=lambda file: file[2]), time.time()
         usage.total = sum(size for _, size, _ in files)
         aim = min(self.limit_bytes - wanted, self.limit_bytes * 7 // 8)
@@ -218,6 +229,13 @@ class _Usage:
     def total(self, total: int) -> None:
         self._total = total
         os.pwrite(self._handle, b"%0*d" % (_DIGITS, total), 0)
+
+
+def require_locks(folder: Path) -> None:
+    """Make `folder` if need be. Raises OSError where it cannot be written or its file system refuses flock."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def encode_page(key: PageKey, payload: bytes | memoryview) -> bytes:

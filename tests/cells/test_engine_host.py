@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import signal
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +14,7 @@ from gyre_hpc.config import EngineConfig, RunConfig
 from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.engines.process import EngineProcess
 from gyre_hpc.engines.sglang.page_keys import page_keys
+from gyre_hpc.errors import ConfigError
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.rendezvous import write_secret
@@ -69,3 +72,15 @@ def test_without_a_shared_folder_each_cell_keeps_its_own_pages(tmp_path: Path) -
     store = page_store(EngineConfig(kind="sglang"), tmp_path, "run")
     assert store is not None and store.folder == tmp_path / "kv"
     assert page_store(EngineConfig(kind="sglang", kv_store_mib=0), tmp_path, "run") is None
+
+
+def test_a_shared_folder_that_refuses_locks_is_refused_with_the_key_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    config = EngineConfig(kind="sglang", sglang=SglangConfig(kv_folder=str(tmp_path)))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(ConfigError, match=r"engine\.sglang\.kv_folder=.*Function not implemented"):
+        page_store(config, tmp_path, "run")

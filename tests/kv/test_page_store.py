@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -130,6 +131,44 @@ def test_several_writers_keep_one_bound_and_one_that_dies_leaves_nothing_torn(tm
     assert there and all(store.get(_numbered(i)) == bytes(5000) for i in there)
     store.put([(_numbered(200_000 + i), bytes(5000)) for i in range(60)])
     assert not list(tmp_path.glob(".*")) and store.counts.rejected == 0
+
+
+def test_only_its_own_hosts_torn_files_are_removed_by_whoever_evicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system of several hosts another's turn need not be known here: its file may be about to be a page."""
+
+    def dies_before_its_rename(host: str, index: int) -> Path:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "gethostname", lambda: host)
+            patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                PageStore(tmp_path, 4 * SIZE).put([(key(index), PAYLOAD)])
+        (partial,) = (path for path in tmp_path.glob(".*") if store.path(key(index)).name in path.name)
+        return partial
+
+    store = PageStore(tmp_path, 4 * SIZE)
+    ours, theirs = dies_before_its_rename("node1", 0), dies_before_its_rename("node1.far", 1)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    store.put([(key(index), PAYLOAD) for index in range(10, 20)])
+    assert store.counts.evicted and not ours.exists() and theirs.exists()
+
+
+def test_two_hosts_write_one_page_under_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes may have the same number."""
+    names: list[str] = []
+    rename = Path.rename
+
+    def noted(self: Path, target: Path) -> Path:
+        names.append(self.name)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", noted)
+    for host in ("node1", "node2"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        store = PageStore(tmp_path / host, 1 << 20)
+        store.put([(key(0), PAYLOAD)])
+    assert len(set(names)) == 2
 
 
 def _numbered(index: int) -> PageKey:
