@@ -131,6 +131,8 @@ class CallRecord:
     """Why parts of the prompt's history are not in recorded ids (gateway.lineage.Mismatch), and how the token law was broken."""
     deliver: str = "answer"
     """When it left: `answer` in one piece, `blocks` part by part while it was generated."""
+    kv_version: Version | None = None
+    """Oldest weights that may have computed KV its tokens were sampled with, where that is known."""
 
     @property
     def lawful(self) -> bool:

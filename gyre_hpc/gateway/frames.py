@@ -142,6 +142,8 @@ class CallProgress(msgspec.Struct, array_like=True, tag=9, frozen=True):
     pages_found: int = 0
     left: bool = False
     """Cut because its client had left."""
+    kv_version: int = -1
+    """As in CallFinished."""
 
 
 class LawBroken(msgspec.Struct, array_like=True, tag=10, frozen=True):

@@ -20,7 +20,7 @@ from gyre_hpc.gateway.frames import (
     decode_float32,
     decode_int32,
 )
-from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, Int32, LeafRole
+from gyre_hpc.records import CallRecord, Delivery, ExecutionId, FinishReason, Int32, LeafRole, Version
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,14 @@ class LoggedCall:
             dialect=opened.dialect,
             forks=forks,
             deliver=opened.deliver,
+            kv_version=self.kv_version,
         )
+
+    @property
+    def kv_version(self) -> Version | None:
+        """As CallRecord.kv_version."""
+        told = self.finished or self.progress
+        return Version(told.kv_version) if told is not None and told.kv_version >= 0 else None
 
     @property
     def forks(self) -> tuple[str, ...]:

@@ -81,6 +81,11 @@ class PageMover:
         """The KV namespace of this execution's calls on a cell that serves `version`."""
         return kv_namespace(self._policy, execution, version)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether KV of older weights is found by later calls of its execution."""
+        return self._policy == KEEP_EXECUTION
+
     # ---- a call -------------------------------------------------------------------------------------------------
 
     async def depart(self, execution: Execution, call: Call, lease: Lease) -> None:
@@ -96,7 +101,7 @@ class PageMover:
 
     def found(self, execution: Execution, call: Call, cached_tokens: int, version: Version) -> None:
         """The call goes on under `version` with so many tokens cached: what it has again, and how old its KV may be."""
-        older = execution.kv_version if cached_tokens and self._policy == KEEP_EXECUTION else None
+        older = execution.kv_version if cached_tokens and self.keeps else None
         call.kv_version = version if older is None else min(older, version)
         execution.kv_version = (
             call.kv_version if execution.kv_version is None else min(execution.kv_version, version)
@@ -170,7 +175,7 @@ class PageMover:
         if target is None or not target.port:
             return 0
         execution.home = target.id
-        if target.version == version or self._policy == KEEP_EXECUTION:
+        if target.version == version or self.keeps:
             for parcel in list(execution.parcels):
                 if parcel.offer in offers:
                     moved.add(await self._bring(execution, parcel, target.id, target.port))

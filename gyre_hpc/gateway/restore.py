@@ -65,6 +65,8 @@ def _context(lineage: Lineage, logged: LoggedCall, contexts: dict[str, Context])
 
 def _account(execution: Execution, logged: LoggedCall) -> None:
     account, finished = execution.account, logged.finished
+    known = [version for version in (execution.kv_version, logged.kv_version) if version is not None]
+    execution.kv_version = min(known, default=None)
     account.calls = max(account.calls, logged.opened.ordinal + 1)
     account.calls_unknown += logged.opened.role_hint == LeafRole.UNKNOWN
     account.prompt_tokens += logged.length
@@ -114,6 +116,7 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
         stop_sequence=stop,
         finish=FinishReason(finished.finish) if finished else None,
         prefilled=bool(ids),
+        kv_version=logged.kv_version,
         delivery=logged.delivery,
         accepted=logged.accepted,
     )

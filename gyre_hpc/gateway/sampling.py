@@ -197,7 +197,7 @@ class Sampler:
         else:
             call.cached_tokens = cached
         call.prefilled = True
-        if call.reroutes or call.held_s >= NOTED_S:
+        if call.reroutes or call.held_s >= NOTED_S or self._pages.keeps:
             self.note(call)
 
     def note(self, call: Call) -> None:
@@ -212,6 +212,7 @@ class Sampler:
                 call.pages_due,
                 call.pages_found,
                 call.left,
+                -1 if call.kv_version is None else call.kv_version,
             )
         )
 

@@ -17,6 +17,7 @@ from gyre_hpc.records import (
     GroupId,
     Int32,
     LeafRole,
+    Version,
 )
 from gyre_hpc.shards.format import Array, Column, Ragged, Table, Tables, code, value_of
 from gyre_hpc.trajectories.selection import select, target_tokens
@@ -149,6 +150,7 @@ def decode_calls(tables: Tables) -> Iterator[CallRecord]:
             dialect=ragged(calls, "dialect").text(at),
             forks=forks_of(calls, at),
             deliver=_deliver_of(calls, at),
+            kv_version=_kv_version_of(calls, at),
         )
 
 
@@ -161,6 +163,12 @@ def forks_of(calls: Table, at: int) -> tuple[str, ...]:
 def _deliver_of(calls: Table, at: int) -> str:
     """`CallRecord.deliver` of a row; a shard written before the column existed has whole answers alone."""
     return ragged(calls, "deliver").text(at) if "deliver" in calls else "answer"
+
+
+def _kv_version_of(calls: Table, at: int) -> Version | None:
+    """`CallRecord.kv_version` of a row; a shard written before the column existed does not know it."""
+    version = int(flat(calls, "kv_version")[at]) if "kv_version" in calls else -1
+    return Version(version) if version >= 0 else None
 
 
 def flat(table: Table, name: str) -> Array:
@@ -227,6 +235,9 @@ def _call_rows(strands: Strands) -> Table:
         "prompt_tokens": np.array([laid.prompt_tokens for laid in calls], np.int32),
         "logprobs": Ragged.of([record.logprobs for record in records], np.float32),
         "versions": Ragged.of([record.versions for record in records], np.int32),
+        "kv_version": np.array(
+            [-1 if record.kv_version is None else record.kv_version for record in records], np.int32
+        ),
         "finish": _codes([record.finish for record in records]),
         "delivery": _codes([record.delivery for record in records]),
         "role": _codes([record.role_hint for record in records]),

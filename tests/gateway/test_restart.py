@@ -14,9 +14,12 @@ import pytest
 from gyre_hpc.engines.client import EngineRefused
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Account, Call
+from gyre_hpc.gateway.pages import PageMover
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore
+from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.worker import SEALED_KEPT_S
+from gyre_hpc.kv.client import PortClient
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.transport.messages import ExecutionSealed
 from gyre_hpc.transport.peer import SEND_TIMEOUT_S, SILENT_HOST_S
@@ -63,9 +66,9 @@ async def eventful(gateway: RunningGateway) -> tuple[Call, asyncio.Task[dict[str
     while not gateway.faults:
         await asyncio.sleep(0.005)
     cut_with_pages(gateway)
-    gateway.engine(1, cached=4)
+    gateway.engine(1, version=1, cached=4)
     assert (await held)["status"] == 200
-    gateway.engine(1, version=1, die_after=2)
+    gateway.engine(1, version=2, die_after=2)
     running = asyncio.create_task(gateway.chat([{**ASK, "content": "on"}]))
     while len(gateway.faults) < 2:
         await asyncio.sleep(0.005)
@@ -79,22 +82,55 @@ async def eventful(gateway: RunningGateway) -> tuple[Call, asyncio.Task[dict[str
     return call, running
 
 
+def keeping(router: Router) -> PageMover:
+    """No pages are moved, and those of older weights are still found."""
+
+    def no_port(address: str) -> PortClient:
+        raise AssertionError(f"{address} is asked")
+
+    return PageMover(no_port, router, "keep_execution", 0.0, 1)
+
+
 async def test_every_counter_of_an_account_survives_a_restart(rendering: Rendering, tmp_path: Path) -> None:
-    before = await RunningGateway.start(rendering, tmp_path, max_calls=3, stall_alarm_s=0.05)
+    before = await RunningGateway.start(rendering, tmp_path, keeping, max_calls=3, stall_alarm_s=0.05)
     call, running = await eventful(before)
     account = asdict(before.app.executions[7, 1].account)
-    assert all(value for name, value in account.items() if name not in ("stalls", "law_breaks", "kv_lag")), (
-        account
-    )
+    assert all(value for name, value in account.items() if name not in ("stalls", "law_breaks")), account
     after = await restarted(before, tmp_path)
     restored = after.app.executions[7, 1]
     assert asdict(restored.account) == account
     again = restored.calls[call.id]
     assert call.reroutes == call.stalls == 1 and call.recomputed_tokens and call.held_s
     assert (call.pages_due, call.pages_found) == (5, 4)
-    for counter in ("reroutes", "stalls", "recomputed_tokens", "held_s", "pages_due", "pages_found"):
+    names = ("reroutes", "stalls", "recomputed_tokens", "held_s", "pages_due", "pages_found", "kv_version")
+    for counter in names:
         assert getattr(again, counter) == getattr(call, counter)
     running.cancel()
+    await after.stop()
+    await before.stop()
+
+
+@pytest.mark.parametrize("open_call", [False, True])
+async def test_the_age_of_pages_survives_a_restart(
+    rendering: Rendering, tmp_path: Path, open_call: bool
+) -> None:
+    before = await RunningGateway.start(rendering, tmp_path, keeping)
+    before.script.answers = ["an answer<|im_end|>"]
+    engine = before.engine(version=1, pause_after=1)
+    asking = asyncio.create_task(before.chat([ASK]))
+    await engine.waiting.wait()
+    if not open_call:
+        engine.go.set()
+        await asking
+    after = await restarted(before, tmp_path, pages=keeping)
+    after.script.answers, after.script.outputs = ["another answer<|im_end|>"], before.script.outputs
+    after.engine(version=3, cached=4)
+    await after.chat([ASK])
+    account, _ = await after.app.close_execution(7, 1)
+    assert (account.calls, account.kv_lag) == (1 if open_call else 2, 2)
+    assert [record.kv_version for record in await after.records()] == [1] * account.calls
+    engine.go.set()
+    await asking
     await after.stop()
     await before.stop()
 

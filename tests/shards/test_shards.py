@@ -22,7 +22,16 @@ from hypothesis import strategies as st
 from gyre_hpc.bench.tree import call_record
 from gyre_hpc.errors import CorruptRecord, MissingInput, StorageFull
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import Assessment, CallRecord, ClosingReason, Delivery, ExecutionId, GroupId, LeafRole
+from gyre_hpc.records import (
+    Assessment,
+    CallRecord,
+    ClosingReason,
+    Delivery,
+    ExecutionId,
+    GroupId,
+    LeafRole,
+    Version,
+)
 from gyre_hpc.shards.encode import Derivation, ExecutionRecord, decode, encode
 from gyre_hpc.shards.export import TargetExists, export
 from gyre_hpc.shards.format import Tables, same_column
@@ -128,7 +137,8 @@ def recorded(draw: st.DrawFn) -> list[CallRecord]:
         call = call_record(ordinal, np.concatenate([base, delta]), output, role=role, call=f"{ordinal}{name}")
         forks = draw(st.sampled_from([(), ("foreign_turn",), ("token_law", "bridge_refused")]))
         deliver = draw(st.sampled_from(["answer", "blocks"]))
-        calls.append(replace(call, forks=forks, deliver=deliver))
+        kv_version = draw(st.sampled_from([None, Version(0), Version(3)]))
+        calls.append(replace(call, forks=forks, deliver=deliver, kv_version=kv_version))
     return calls
 
 
@@ -153,6 +163,7 @@ def test_any_recorded_calls_survive_and_verify(
             again = shard.record(index).strands.calls
             assert [c.record.forks for c in again] == [c.record.forks for c in record.strands.calls]
             assert [c.record.deliver for c in again] == [c.record.deliver for c in record.strands.calls]
+            assert [c.record.kv_version for c in again] == [c.record.kv_version for c in record.strands.calls]
 
 
 def test_forks_are_counted_by_reason_and_a_broken_token_law_has_no_reward(run: RunLayout) -> None:
@@ -178,6 +189,20 @@ def test_calls_of_a_shard_without_the_column_left_as_whole_answers() -> None:
     tables = encode(execution(1), DERIVATION)
     del tables["raw/calls"]["deliver"]
     assert all(laid.record.deliver == "answer" for laid in decode(tables).strands.calls)
+
+
+def test_a_shard_says_how_old_the_kv_of_each_call_was(run: RunLayout) -> None:
+    record = execution(1)
+    laid = record.strands.calls[1]
+    laid.record = replace(laid.record, kv_version=Version(3))
+    with ShardReader(sealed(run, record)) as shard:
+        assert [call.kv_version for call in shard.record(0).strands.records()][:2] == [None, 3]
+
+
+def test_a_shard_without_the_column_does_not_know_how_old_the_kv_was() -> None:
+    tables = encode(execution(1), DERIVATION)
+    del tables["raw/calls"]["kv_version"]
+    assert all(laid.record.kv_version is None for laid in decode(tables).strands.calls)
 
 
 def test_calls_of_a_shard_without_the_column_have_no_forks() -> None:
