@@ -37,6 +37,7 @@ from gyre_hpc.gateway.lineage import Lineage, Prompt
 from gyre_hpc.gateway.pages import PageMover
 from gyre_hpc.gateway.parts import DeliverMode
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.gateway.roles import Asker
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.sampling import Sampler
 from gyre_hpc.records import LAW_BREAKS, Delivery, ExecutionId, FinishReason, LeafRole
@@ -142,7 +143,7 @@ class GatewayApp:
 
     # ---- one call -----------------------------------------------------------------------------------------------
 
-    def call(self, execution: Execution, request: Request, role: LeafRole) -> Call:
+    def call(self, execution: Execution, request: Request, asker: Asker) -> Call:
         """The call that answers this request: an earlier one to attach to, or one that begins. Raises Refusal."""
         try:
             prompt = execution.lineage.prompt(request)
@@ -156,7 +157,7 @@ class GatewayApp:
                 self._start(execution, earlier)
             return earlier
         budget = self._admit(execution, request, prompt)
-        return self._open(execution, request, prompt, key, budget, role)
+        return self._open(execution, request, prompt, key, budget, asker)
 
     def _admit(self, execution: Execution, request: Request, prompt: Prompt) -> int:
         """Everything that can refuse a call; the output budget of one that is admitted."""
@@ -192,7 +193,7 @@ class GatewayApp:
             self.log.append(BudgetExhausted(execution.id, execution.attempt))
 
     def _open(
-        self, execution: Execution, request: Request, prompt: Prompt, key: bytes, budget: int, role: LeafRole
+        self, execution: Execution, request: Request, prompt: Prompt, key: bytes, budget: int, asker: Asker
     ) -> Call:
         """A call begins: recorded, then started."""
         ordinal = execution.account.calls
@@ -227,16 +228,17 @@ class GatewayApp:
                 max_tokens=budget,
                 stop=request.stop,
                 constrained=request.constrained,
-                role_hint=role.value,
+                role_hint=asker.role.value,
                 dialect=request.dialect,
                 started=call.started,
                 wishes=request.wishes,
                 reasons=tuple(prompt.reasons),
                 prompt_xxh3=context.xxh3(),
                 deliver=self.deliver.of(request.stream).value,
+                same=asker.same,
             )
         )
-        execution.account.calls_unknown += role is LeafRole.UNKNOWN
+        execution.account.calls_unknown += asker.role is LeafRole.UNKNOWN
         execution.calls[call.id] = call
         execution.repeats.add(call)
         self._start(execution, call)

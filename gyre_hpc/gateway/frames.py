@@ -63,6 +63,8 @@ class CallOpened(msgspec.Struct, array_like=True, tag=1, frozen=True):
     prompt_xxh3: str = ""
     """`engines.wire.ids_xxh3` of the whole prompt as it was sent."""
     deliver: str = "answer"
+    same: tuple[str, ...] = ()
+    """Values of the headers that role rules compare between calls (`roles.compared`)."""
 
 
 class TokensReceived(msgspec.Struct, array_like=True, tag=2, frozen=True):

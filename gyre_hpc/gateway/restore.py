@@ -36,6 +36,7 @@ def restore(gateway: GatewayApp, reader: CallLogReader) -> int:
         for logged in calls.values():
             contexts[logged.opened.call] = context = _context(execution.lineage, logged, contexts)
             _account(execution, logged)
+            execution.past_roles.update((value, logged.opened.role_hint) for value in logged.opened.same)
             _restore_call(gateway, execution, logged, context)
         gateway.executions[id, attempt] = execution
         if (id, attempt) in reader.keys:

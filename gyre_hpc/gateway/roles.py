@@ -6,6 +6,7 @@ What the harness says in our own header, else the first of the rules `harness.ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gyre_hpc.config import RoleRule
 from gyre_hpc.gateway.canonical import Request
@@ -20,6 +21,13 @@ Past = set[tuple[str, str]]
 """(header value, role) of earlier calls of an execution, for headers that rules compare."""
 
 
+class Asker(NamedTuple):
+    """Who sends a request; `same` as `compared` says."""
+
+    role: LeafRole
+    same: tuple[str, ...]
+
+
 def role_hint(
     headers: Mapping[str, str], request: Request, rules: Sequence[RoleRule] = (), past: Past | None = None
 ) -> LeafRole:
@@ -29,11 +37,15 @@ def role_hint(
     """
     past = set() if past is None else past
     claimed = headers.get(ROLE_HEADER, "")
-    if claimed in _ROLES:
-        return LeafRole(claimed)
-    role = next((rule.role for rule in rules if _holds(rule, headers, request, past)), LeafRole.UNKNOWN.value)
-    past.update((headers[rule.same], role) for rule in rules if rule.same in headers)
-    return LeafRole(role)
+    fitting = (rule.role for rule in rules if _holds(rule, headers, request, past))
+    role = LeafRole(claimed if claimed in _ROLES else next(fitting, LeafRole.UNKNOWN))
+    past.update((value, role.value) for value in compared(headers, rules))
+    return role
+
+
+def compared(headers: Mapping[str, str], rules: Sequence[RoleRule]) -> tuple[str, ...]:
+    """Values of the headers that rules compare with those of earlier calls: with the role, what `past` keeps of a call."""
+    return tuple(headers[name] for name in dict.fromkeys(rule.same for rule in rules) if name in headers)
 
 
 def _holds(rule: RoleRule, headers: Mapping[str, str], request: Request, past: Past) -> bool:

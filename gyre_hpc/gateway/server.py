@@ -25,7 +25,7 @@ from gyre_hpc.gateway.dialects.responses import OpenAIResponses
 from gyre_hpc.gateway.edge import Edge, http_log, read_body, watched
 from gyre_hpc.gateway.parts import DeliverMode
 from gyre_hpc.gateway.rendering import ParsedAnswer, Rendering
-from gyre_hpc.gateway.roles import role_hint
+from gyre_hpc.gateway.roles import Asker, compared, role_hint
 from gyre_hpc.records import FinishReason
 
 EDGE: web.AppKey[Edge] = web.AppKey("edge", Edge)
@@ -127,7 +127,8 @@ class GatewayServer:
             if len(asked.model) > MODEL_CHARS:
                 raise invalid(f"model: at most {MODEL_CHARS} characters")
             role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)
-            call = gateway.call(execution, asked, role)
+            same = compared(request.headers, gateway.roles)
+            call = gateway.call(execution, asked, Asker(role, same))
         except Refusal as refusal:
             return _refused(dialect, refusal)
         model, forms = asked.model, asked.forms

@@ -162,11 +162,15 @@ class RunningGateway:
         self.app.router.route(CellId(cell), address, 4, Version(version), place=place)
         return engine
 
-    async def chat(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    async def chat(
+        self, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **more: Any
+    ) -> dict[str, Any]:
         """One Chat Completions call that is not streamed."""
         async with (
             aiohttp.ClientSession() as session,
-            session.post(f"{self.url}/v1/chat/completions", json={"messages": messages, **more}) as response,
+            session.post(
+                f"{self.url}/v1/chat/completions", json={"messages": messages, **more}, headers=headers
+            ) as response,
         ):
             return dict(await response.json()) | {"status": response.status}
 

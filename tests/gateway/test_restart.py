@@ -19,8 +19,9 @@ from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.worker import SEALED_KEPT_S
+from gyre_hpc.hydra_app import compose
 from gyre_hpc.kv.client import PortClient
-from gyre_hpc.records import CellId, Version
+from gyre_hpc.records import CellId, LeafRole, Version
 from gyre_hpc.transport.messages import ExecutionSealed
 from gyre_hpc.transport.peer import SEND_TIMEOUT_S, SILENT_HOST_S
 
@@ -131,6 +132,26 @@ async def test_the_age_of_pages_survives_a_restart(
     assert [record.kv_version for record in await after.records()] == [1] * account.calls
     engine.go.set()
     await asking
+    await after.stop()
+    await before.stop()
+
+
+async def test_a_role_that_follows_from_an_earlier_call_survives_a_restart(
+    rendering: Rendering, tmp_path: Path
+) -> None:
+    before = await RunningGateway.start(rendering, tmp_path)
+    before.app.roles = compose(["harness=opencode"]).harness.roles
+    before.script.answers = ["an answer<|im_end|>"]
+    before.engine()
+    await before.chat([ASK], headers={"x-session-id": "2", "x-parent-session-id": "1"})
+    after = await restarted(before, tmp_path)
+    after.app.roles = before.app.roles
+    after.script.answers = ["a summary<|im_end|>", "a summary<|im_end|>"]
+    after.engine()
+    for session in ("2", "1"):
+        await after.chat([{**ASK, "content": f"sum up {session}"}], headers={"x-session-id": session})
+    roles = [record.role_hint for record in await after.records()]
+    assert roles == [LeafRole.SUB_AGENT, LeafRole.SUB_AGENT_SUMMARY, LeafRole.MAIN_SUMMARY]
     await after.stop()
     await before.stop()
 
