@@ -17,6 +17,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import aiohttp
@@ -49,6 +50,23 @@ class Exporter(Protocol):
 
     async def export(self, ids: EncodedIds, kv_key: str, lease_s: float) -> ExportAnswer:
         """Put the full pages of `ids` into the host store. Raises GyreError."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one pull brought: pages and their bytes, and how many of them the own store kept."""
+
+    pages: int
+    kept: int
+    bytes: int
+
+    def shortage(self, asked: int) -> str:
+        """Why not all pages asked for are here; "" if they are."""
+        if self.pages < asked:
+            return f"{asked - self.pages} pages were gone at the source"
+        if self.kept < self.pages:
+            return f"no room for {self.pages - self.kept} pages: raise engine.kv_store_mib"
+        return ""
 
 
 class PagePort:
@@ -143,10 +161,9 @@ class PagePort:
                 batch = 1
                 while lacking and offer.source != self.address:
                     some, lacking = lacking[:batch], lacking[batch:]
-                    pages, size = await self._pull(offer, some, end)
-                    moved, total = moved + pages, total + size
-                    if pages < len(some):
-                        reason = f"{len(some) - pages} pages were gone at the source"
+                    came = await self._pull(offer, some, end)
+                    moved, total = moved + came.kept, total + came.bytes
+                    if reason := came.shortage(len(some)):
                         break
                     batch = max(1, BATCH_BYTES // max(1, total // moved))
         except TimeoutError:
@@ -158,8 +175,8 @@ class PagePort:
         here = self._store.lease(keys, LEASE_S)
         return Imported(here, moved, total, time.monotonic() - began, reason)
 
-    async def _pull(self, offer: Offer, prefixes: Sequence[str], end: float) -> tuple[int, int]:
-        """One batch into the store: (pages, bytes). Raises PortFailed, PullFailed, StorageFull."""
+    async def _pull(self, offer: Offer, prefixes: Sequence[str], end: float) -> Batch:
+        """One batch into the store. Raises PortFailed, PullFailed, StorageFull."""
         assert self._session is not None
         source = PortClient(offer.source, self._session, self._token)
         wanted = msgspec.structs.replace(offer, prefixes=tuple(prefixes))
@@ -178,7 +195,7 @@ class PagePort:
         finally:
             with contextlib.suppress(PortFailed):
                 await source.give_back(manifest.name)
-        return kept, sum(payload.nbytes for _, payload in pages)
+        return Batch(len(pages), kept, sum(payload.nbytes for _, payload in pages))
 
     # ---- HTTP ---------------------------------------------------------------------------------------------------
 

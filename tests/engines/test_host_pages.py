@@ -22,7 +22,7 @@ LIMIT = 1 << 22
 
 
 @asynccontextmanager
-async def with_store(model: Path, folder: Path, seed: int = 0) -> AsyncIterator[Engine]:
+async def with_store(model: Path, folder: Path, seed: int = 0, limit: int = LIMIT) -> AsyncIterator[Engine]:
     options = Options(
         model,
         page_tokens=PAGE,
@@ -33,7 +33,7 @@ async def with_store(model: Path, folder: Path, seed: int = 0) -> AsyncIterator[
         seed=seed,
         tokens_per_s=0.0,
         kv_store=folder,
-        kv_store_bytes=LIMIT,
+        kv_store_bytes=limit,
     )
     async with served(options) as engine:
         yield engine
@@ -121,3 +121,16 @@ async def test_without_a_store_or_without_memory_there_is_nothing_to_export(
         await engine.client.release()
         with pytest.raises(EngineRefused, match="no KV pages to export"):
             await export(engine, PROMPT)
+
+
+async def test_only_pages_that_the_store_took_are_counted_as_exported(model: Path, tmp_path: Path) -> None:
+    async with with_store(model, tmp_path / "whole") as engine:
+        await engine.generate("first.", PROMPT, 4)
+        pages = len(await export(engine, PROMPT))
+        assert (await engine.client.server_info()).pages_exported == pages == len(PROMPT) // PAGE
+    room = PageStore(tmp_path / "whole", LIMIT).used_bytes // 2
+    async with with_store(model, tmp_path / "half", limit=room) as engine:
+        await engine.generate("first.", PROMPT, 4)
+        kept = len(await export(engine, PROMPT))
+        assert 0 < kept < pages
+        assert (await engine.client.server_info()).pages_exported == kept

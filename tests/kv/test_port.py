@@ -105,6 +105,17 @@ async def test_pages_gone_or_damaged_at_the_source_leave_a_shorter_prefix(cells:
     assert all(target.store.get(key(i)) in (None, page(i)) for i in range(PAGES))
 
 
+async def test_pages_that_the_own_store_has_no_room_for_are_not_said_to_be_gone_at_the_source(
+    cells: tuple[Cell, Cell],
+) -> None:
+    source, target = cells
+    target.store.limit_bytes = 3 * 6000
+    target.store.put([(key(100), page(100)), (key(101), page(101))], lease_s=60.0)
+    came = await target.client.bring(await source.client.export(IDS, "w0"), 10.0)
+    assert (came.pages, came.moved) == (1, 1)
+    assert "engine.kv_store_mib" in came.reason and "gone" not in came.reason
+
+
 async def test_a_source_that_dies_between_offer_and_pull_costs_only_its_pages(
     cells: tuple[Cell, Cell],
 ) -> None:

@@ -224,11 +224,11 @@ class Service:
         try:
             for first in range(there, len(pages), EXPORT_PAGES):
                 some = slice(first, first + EXPORT_PAGES)
-                host.write(keys[some][: len(pages) - first], kv, pages[some], lease_s)
+                keyed = keys[some][: len(pages) - first]
+                batcher.counters.pages_exported += host.write(keyed, kv, pages[some], lease_s)
                 await asyncio.sleep(0)
         finally:
             pool.release(pages)
-        batcher.counters.pages_exported += max(0, len(pages) - there)
         found = host.lease(keys, lease_s)
         return wire.ExportAnswer(
             layout=batcher.layout.hex(),
