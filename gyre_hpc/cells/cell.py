@@ -165,7 +165,8 @@ class Cell:
         phases = self._phases(message.serial)
         try:
             with timed(phases, "ledger"):
-                self._ledger.for_training(message.weights, self._engine.held_bytes)
+                gradient, freed = self._trainer.gradient_bytes, self._engine.held_bytes
+                self._ledger.for_training(message.weights, gradient, freed)
             async with within(phases, "release", RELEASE_S):
                 await self._engine.release()
         except GyreError as error:

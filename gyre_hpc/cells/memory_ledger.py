@@ -1,7 +1,7 @@
 """The host memory of a cell, checked before each switch: one that cannot fit is refused with the numbers, not tried.
 
-Needs are what the switch is known to take on this host: the pulled snapshot and a gradient of its size for training; the
-snapshot, its copy in the engine's folder and what the engine held before for rollout. What the other side gives back first
+Needs are what the switch is known to take on this host: a gradient for training, and the pulled snapshot where the cell is not
+the core; the snapshot, its copy in the engine's folder and what the engine held before for rollout. What the other side gives back first
 counts as room where the engine's memory is the host's. The kernel would otherwise end the whole step at its cgroup's limit.
 """
 
@@ -53,10 +53,13 @@ class MemoryLedger:
 
     look: Callable[[], Available] = available
 
-    def for_training(self, weights: Manifest | None, freed: int) -> None:
-        """Before a cell trains: `weights` are pulled (None: the core has its own), the engine gives `freed` bytes back."""
-        size = 0 if weights is None else total_bytes(weights.fragments)
-        self.check("to_training", {"snapshot": size, "gradient": size}, freed)
+    def for_training(self, weights: Manifest | None, gradient: int, freed: int) -> None:
+        """Before a cell trains: `weights` are pulled (None: the core has its own), the engine gives `freed` bytes back.
+
+        `gradient`: bytes of a gradient of the model.
+        """
+        snapshot = {} if weights is None else {"snapshot": total_bytes(weights.fragments)}
+        self.check("to_training", {**snapshot, "gradient": gradient}, freed)
 
     def for_rollout(self, weights: Manifest, engine: int) -> None:
         """Before an engine loads pulled `weights`: their copy in its folder, and `engine` bytes that it takes again."""

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.layout import RunLayout
+from gyre_hpc.models.shape import read_shape
 from gyre_hpc.records import Version
 from gyre_hpc.trajectories.micro_steps import MicroStep
 
@@ -49,6 +51,11 @@ class TrainerHost:
     def close(self) -> None:
         """Take no further operation; one that runs is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient of the run's model. Raises MissingInput, ConfigError."""
+        return read_shape(self._layout.model).float32_bytes
 
     # ---- roles --------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ for anything that they do not compute is refused by its key.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ class ModelShape:
     def kv_bytes(self, tokens: int) -> int:
         """Bytes of float32 KV for `tokens` tokens."""
         return 4 * tokens * self.num_hidden_layers * self.kv_width
+
+    @property
+    def float32_bytes(self) -> int:
+        """Bytes of all weights, or of their gradient, in float32."""
+        return 4 * sum(math.prod(sizes) for sizes in self.tensor_shapes().values())
 
     def layout_digest(self, page_tokens: int) -> bytes:
         """Identity of a KV page's bytes: two engines may share pages only if theirs are equal."""

@@ -96,6 +96,7 @@ class Trainer:
         self.version, self.layout_digest = V0, "layout"
         self.weight, self.gradient, self.open, self.resident = 1.0, 0.0, False, False
         self.restored = Path()
+        self.gradient_bytes = 8
 
     async def leave(self) -> None:
         self.resident = False
@@ -437,6 +438,16 @@ async def test_a_switch_that_does_not_fit_into_memory_is_refused_with_the_number
     assert "to_training refused" in failed.error and "cgroup /job/memory.max leaves 0 MiB" in failed.error
     assert not bench.engine.released, "nothing was touched"
     assert [step.step for step in bench.steps if step.outcome != "done"] == ["ledger"]
+
+
+async def test_the_core_is_refused_too_though_it_pulls_no_snapshot(bench: Bench) -> None:
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    bench.memory, bench.engine.held_bytes = 1 << 20, 1 << 20
+    bench.trainer.gradient_bytes = 3 << 20
+    (failed,) = await bench.tell(BecomeTrainer(0, True, None, V0, S1))
+    assert isinstance(failed, SwitchFailed) and failed.state == "blocked"
+    assert "it needs 3 MiB of host memory (gradient 3 MiB)" in failed.error
+    assert not bench.engine.released, "nothing was touched"
 
 
 async def test_what_the_engine_gives_back_counts_as_room_for_the_trainer(bench: Bench) -> None:

@@ -30,6 +30,12 @@ def test_sampled_logprobs_are_those_of_transformers(kind: str, request: pytest.F
 
 
 @pytest.mark.parametrize("kind", ["model", "untied_model"])
+def test_the_shape_tells_the_bytes_of_all_weights(kind: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    assert read_shape(folder).float32_bytes == sum(4 * array.size for array in read_weights(folder).values())
+
+
+@pytest.mark.parametrize("kind", ["model", "untied_model"])
 def test_the_differentiable_forward_agrees_with_transformers(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
