@@ -25,8 +25,6 @@ from gyre_hpc.cells.steps import Phases, timed, within
 from gyre_hpc.config import EngineConfig, RunConfig
 from gyre_hpc.engines.client import EngineClient, EngineRefused, EngineUnreachable
 from gyre_hpc.engines.process import EngineProcess
-from gyre_hpc.engines.sglang.arguments import layout_seed
-from gyre_hpc.engines.sglang.exports import written_through
 from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
 from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
@@ -217,11 +215,7 @@ class EngineHost:
         """Have the host store keep the full KV pages of `ids`. Raises EngineUnreachable, EngineRefused."""
         if self._client is None or self._store is None:
             raise EngineUnreachable("there are no KV pages to export")
-        if self._process.KIND == SglangProcess.KIND:
-            engine = self._process.config
-            layout = layout_seed(engine, self._layout.model)
-            return await written_through(self._store, layout, kv_key, ids, engine.page_tokens, lease_s)
-        return await self._client.export(ids, kv_key, lease_s)
+        return await self._process.export(self._client, self._store, ids, kv_key, lease_s)
 
     async def stop(self) -> None:
         """End the engine."""
@@ -252,8 +246,7 @@ class EngineHost:
             raise CorruptRecord(
                 f"engine {self.address} serves weights {served}, version {version} is {digest}"
             )
-        if self._process.KIND == EngineProcess.KIND:
-            self._declared_bytes = sum((await self._client.server_info()).memory.values())
+        self._declared_bytes = await self._process.declared_bytes(self._client)
         await self._client.resume_generation()
 
     def _write(self, folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from gyre_hpc.config import EngineConfig
+from gyre_hpc.engines.client import EngineClient
 from gyre_hpc.engines.weights import Array, weights_digest
+from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
 from gyre_hpc.errors import ConfigError, GyreError
+from gyre_hpc.kv.page_store import PageStore
 from gyre_hpc.records import Version
 
 POLL_S = 0.05
@@ -116,6 +119,16 @@ class EngineProcess:
     def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
         """What the engine's `checksum` answers when it serves exactly these weights."""
         return weights_digest(arrays)
+
+    async def export(
+        self, client: EngineClient, store: PageStore, ids: EncodedIds, kv_key: str, lease_s: float
+    ) -> ExportAnswer:
+        """Have `store`, that of `kv_store`, keep the full KV pages of `ids`. Raises EngineUnreachable, EngineRefused."""
+        return await client.export(ids, kv_key, lease_s)
+
+    async def declared_bytes(self, client: EngineClient) -> int:
+        """Host memory that the engine says it would give back; 0 = it says nothing."""
+        return sum((await client.server_info()).memory.values())
 
     def _hand_over_token(self, process: asyncio.subprocess.Process) -> None:
         """Write the token, which fits a pipe's buffer, and close; a child that ended already is met by the caller."""

@@ -44,7 +44,11 @@ async def written_through(
 ) -> ExportAnswer:
     """The pages of these ids that an engine of one rank has written to the store (`seed`: `arguments.layout_seed`)."""
     keys = page_keys(seed, kv_key, ids.ids(), page_tokens)[: full_pages(ids.count, page_tokens)]
-    kept = await kept_pages(store, keys, lease_s)
+    return offer_of(seed, page_tokens, await kept_pages(store, keys, lease_s))
+
+
+def offer_of(seed: str, page_tokens: int, kept: Sequence[PageKey]) -> ExportAnswer:
+    """The answer that offers these pages of an engine of one rank."""
     return ExportAnswer(
         layout=rank_layout(seed).hex(),
         page_tokens=page_tokens,

@@ -21,11 +21,15 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import gyre_hpc
+from gyre_hpc.engines.client import EngineClient
 from gyre_hpc.engines.process import POLL_S, EngineProcess
-from gyre_hpc.engines.sglang.arguments import SERVER, server_arguments, weights_dtype
+from gyre_hpc.engines.sglang.arguments import SERVER, layout_seed, server_arguments, weights_dtype
 from gyre_hpc.engines.sglang.cpu import write_plugin
+from gyre_hpc.engines.sglang.exports import offer_of, written_through
 from gyre_hpc.engines.sglang.weights_checksum import expected_checksum, require_confirmable
 from gyre_hpc.engines.weights import Array
+from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
+from gyre_hpc.kv.page_store import PageStore
 
 GROUP_END_S: Final = 30.0
 """Seconds in which killed processes must be gone; the kernel frees a GPU's memory meanwhile."""
@@ -66,6 +70,18 @@ class SglangProcess(EngineProcess):
     def expected_checksum(self, arrays: Mapping[str, Array]) -> str:
         dtype = weights_dtype(self.config, self.model_path)
         return expected_checksum(arrays, self.config.sglang, self.model_path, dtype)
+
+    async def export(
+        self, client: EngineClient, store: PageStore, ids: EncodedIds, kv_key: str, lease_s: float
+    ) -> ExportAnswer:
+        """What the server has written through by itself; nothing of a server of several ranks, whose pages are parts."""
+        seed = layout_seed(self.config, self.model_path)
+        if self.config.sglang.tensor_parallel > 1:
+            return offer_of(seed, self.config.page_tokens, [])
+        return await written_through(store, seed, kv_key, ids, self.config.page_tokens, lease_s)
+
+    async def declared_bytes(self, client: EngineClient) -> int:
+        return 0
 
     def _command(self, port_file: Path) -> list[str]:
         sglang = server_arguments(

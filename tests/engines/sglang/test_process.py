@@ -10,12 +10,16 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
 from gyre_hpc.config import EngineConfig
 from gyre_hpc.config_engine import SglangConfig
+from gyre_hpc.engines.client import EngineClient
 from gyre_hpc.engines.sglang.process import SglangProcess, group_members
+from gyre_hpc.engines.wire import EncodedIds
+from gyre_hpc.kv.page_store import PageStore
 from gyre_hpc.records import Version
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -95,3 +99,19 @@ def test_the_server_keeps_its_pages_where_its_cell_looks_for_them(model: Path, t
     command = process._command(tmp_path / "port")
     extra = json.loads(command[command.index("--hicache-storage-backend-extra-config") + 1])
     assert extra["folder"] == "/shared/kv/run"
+
+
+async def test_a_server_of_several_ranks_offers_no_pages_and_nobody_waits_for_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waited(seconds: float) -> None:
+        raise AssertionError("the call was held for pages that do not come")
+
+    store, ids = PageStore(tmp_path / "kv", 1 << 20), EncodedIds.of(list(range(40)))
+    config = EngineConfig(kind="sglang", sglang=SglangConfig(tensor_parallel=2))
+    process = SglangProcess(config, model, Version(0), tmp_path, 256, kv_store=store.folder)
+    async with aiohttp.ClientSession() as session:
+        client = EngineClient("http://127.0.0.1:1", session)
+        monkeypatch.setattr(asyncio, "sleep", waited)
+        answer = await process.export(client, store, ids, "w1", 60.0)
+    assert (answer.keys, answer.page_tokens) == ([], config.page_tokens)
