@@ -57,8 +57,22 @@ class StepLog:
         switch = self._commanded.get(message.serial)
         if switch is None:
             log.info("cell-%d: step %s of no known switch, dropped", message.cell, message.step)
-        else:
-            self._write(switch, message)
+            return
+        self._journal(
+            SwitchStep(
+                at=time.time(),
+                direction=switch.direction,
+                cell=message.cell,
+                switch=switch.number,
+                step=message.step,
+                start=message.start,
+                end=message.end,
+                bytes=message.bytes,
+                pages=message.pages,
+                calls=message.calls,
+                outcome=message.outcome,
+            )
+        )
 
     def own(
         self,
@@ -71,24 +85,21 @@ class StepLog:
         outcome: str = DONE,
     ) -> None:
         """A step of the controller itself ends here; none outside a switch."""
-        if switch is not None:
-            end = time.time()
-            step_done = StepDone(cell, Serial(-1), step, start=start, end=end, calls=calls, outcome=outcome)
-            self._write(switch, step_done)
-
-    def _write(self, switch: UnderWay, step: StepDone) -> None:
+        if switch is None:
+            return
+        end = time.time()
         self._journal(
             SwitchStep(
-                at=time.time(),
+                at=end,
                 direction=switch.direction,
-                cell=step.cell,
+                cell=cell,
                 switch=switch.number,
-                step=step.step,
-                start=step.start,
-                end=step.end,
-                bytes=step.bytes,
-                pages=step.pages,
-                calls=step.calls,
-                outcome=step.outcome,
+                step=step,
+                start=start,
+                end=end,
+                bytes=0,
+                pages=0,
+                calls=calls,
+                outcome=outcome,
             )
         )

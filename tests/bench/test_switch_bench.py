@@ -110,17 +110,20 @@ def test_figures_name_both_ways_and_lose_nothing_from_sight() -> None:
             m.Switch(1.0, 0, "training", 2.0, {"drain": 0.5, "release": 1.0}),
             m.Switch(2.0, 0, "training", 4.0, {"drain": 1.5, "release": 1.0}),
             m.Switch(3.0, 0, "rollout", 1.0, {"load": 0.25}),
-            ended("completed", 1),
-            ended("infrastructure", 0),
+            ended("completed", 0),
+            ended("infrastructure", 1),
+            ended("harness_timeout", 0),
         )
     )
     assert found["switches"].value == 3
     assert found["to_training_s"].value == 3.0 and found["to_training_drain_s"].value == 1.0
     assert found["to_rollout_load_s"].value == 0.25
-    assert found["calls_lost"].value == 2, "a lost call, and a client that failed"
+    assert (found["calls_lost"].value, found["calls_lost"].unit) == (1, "calls")
+    failed = found["executions_failed"]
+    assert (failed.value, failed.unit) == (2, "executions"), "that of the lost call, and a client that failed"
     assert found["harness_stall_s"].value == 1.25
     assert found["moved_call_s"].value == 0.5
-    assert found["pages_moved_share"].value == pytest.approx(8 / 12)
+    assert found["pages_moved_share"].value == pytest.approx(12 / 18)
     assert found["memory_growth_mib_per_switch"].value == pytest.approx(0.5)
 
 
@@ -130,7 +133,7 @@ def test_cells_switch_under_long_calls_and_none_is_lost(tmp_path: Path) -> None:
     run = switch.make_switches(tmp_path, 8)
     found = switch.figures(run)
     assert {line.role for line in run.switches} == {"training", "rollout"}
-    assert found["calls_lost"].value == 0
+    assert found["calls_lost"].value == found["executions_failed"].value == 0
     assert run.moves.moves, "calls were under way at the switches"
     assert all(sample["engine"] > 0 for sample in run.memory[-1:])
 

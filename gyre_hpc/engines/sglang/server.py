@@ -1,6 +1,6 @@
 """Main module of an SGLang server of ours: binds a free port, publishes it once it serves, dies with its parent.
 
-    PYTHON -m gyre_hpc.engines.sglang.server --port-file FILE --host HOST [--api-key-stdin] [--cpu] -- SGLANG-ARGUMENT...
+    PYTHON -m gyre_hpc.engines.sglang.server --port-file FILE --host HOST [--parent PID] [--api-key-stdin] -- SGLANG-ARGUMENT...
 
 The port is taken by a socket of this process that stays bound and never listens, so that nobody else is given it, while
 SGLang's own socket may share it (SO_REUSEADDR). The bearer token comes on stdin and reaches the HTTP server alone: SGLang

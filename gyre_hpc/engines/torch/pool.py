@@ -22,7 +22,6 @@ class PrefixKeys:
 
     def __init__(self, namespace: str, layout: bytes, page_tokens: int) -> None:
         self._page_tokens = page_tokens
-        self.namespace = namespace
         self._root = hashlib.sha256(layout + namespace.encode()).digest()
         self.keys: list[PageKey] = []
 

@@ -1,6 +1,6 @@
 """What this machine can do: Python and packages, torch, run folder, sandbox, limits, environment, container programs.
 
-Checks ask (`doctor_ask`), judges decide and are pure. Called by `gyre_hpc.launch.doctor.checks`, on the login node as inside a job.
+Checks ask (`ask`), judges decide and are pure. Called by `gyre_hpc.launch.doctor.checks`, on the login node as inside a job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `gyre doctor` tries out in a child process: `python -m gyre_hpc.launch.doctor.probes NAME [ARGUMENT]`.
 
 Each probe prints one JSON object, the struct of its name; a probe that cannot end normally is ended or judged by its
-parent (`doctor_ask`). Judging what was found is not done here.
+parent (`ask`). Judging what was found is not done here.
 """
 
 from __future__ import annotations
