@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.records import LeafRole
+from gyre_hpc.records import KvPolicy, LeafRole
 
 if TYPE_CHECKING:
     from gyre_hpc.config import RunConfig
@@ -22,7 +22,7 @@ CHOICES = {
     "engine.kind": ("torch", "sglang"),
     "engine.sglang.device": ("cuda", "cpu"),
     "engine.sglang.dtype": ("auto", "bfloat16", "float16", "float32"),
-    "engine.kv_policy": ("strict", "keep_execution"),
+    "engine.kv_policy": tuple(KvPolicy),
     "cluster.kind": ("local", "slurm"),
     "cluster.layout": ("flat", "het"),
     "cluster.broadcast": ("none", "package", "environment"),

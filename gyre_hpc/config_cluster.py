@@ -94,8 +94,3 @@ class ClusterConfig:
     health_probe: list[str] = field(default_factory=list)
     """Command run on a cell's node before the cell starts, as the site's node health check; if it fails, or takes more than
     60 s, the node is bad (slurm)."""
-
-
-def standalone_cells(cluster: ClusterConfig) -> range:
-    """Indices of the cells of the standalone pool."""
-    return range(cluster.cells - cluster.standalone, cluster.cells)

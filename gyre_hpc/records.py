@@ -29,6 +29,20 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
 
+class KvPolicy(enum.StrEnum):
+    """Which KV a call may be continued on (engine.kv_policy)."""
+
+    STRICT = "strict"
+    """Only that of the weights it is sampled from."""
+    KEEP_EXECUTION = "keep_execution"
+    """That of its execution, of whatever weights."""
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Running calls go on over a publication, on the KV they have."""
+        return self is KvPolicy.KEEP_EXECUTION
+
+
 class ClosingReason(enum.StrEnum):
     """Why an execution ended, set by the supervisor (design section 8)."""
 

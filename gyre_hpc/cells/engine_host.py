@@ -31,7 +31,7 @@ from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError
 from gyre_hpc.kv.page_store import PageStore, require_locks
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import CellId, Version
+from gyre_hpc.records import CellId, KvPolicy, Version
 from gyre_hpc.transport.hosts import node_name, own_address
 from gyre_hpc.transport.rendezvous import engine_token, read_secret
 
@@ -95,7 +95,7 @@ class EngineHost:
         self._scratch = scratch
         self._store = store
         self._process = self._make_process(config, log_folder / f"engine-{cell}.{incarnation}.log")
-        self._keeps_calls = config.engine.kv_policy == "keep_execution"
+        self._keeps_calls = KvPolicy(config.engine.kv_policy).keeps_calls
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
         self._released = False

@@ -19,7 +19,6 @@ from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import EngineHost, page_store
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
-from gyre_hpc.config_cluster import standalone_cells
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.kv.port import PagePort
 from gyre_hpc.launch.address import settle_host
@@ -28,6 +27,7 @@ from gyre_hpc.launch.nodes.scratch import process_scratch
 from gyre_hpc.launch.nodes.watchdog import outlive, outlive_host
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
+from gyre_hpc.schedule.settings import standalone_cells
 from gyre_hpc.transport.backends import region_server
 from gyre_hpc.transport.hosts import node_name, whereabouts
 from gyre_hpc.transport.links import Link, read_secret
@@ -175,7 +175,7 @@ async def lead(layout: RunLayout, cell: CellId, incarnation: int, *, trains: boo
             fix="set cluster.cell.ranks=1",
         )
     settle_host(config.cluster, layout)
-    trains = trains and cell not in standalone_cells(config.cluster)
+    trains = trains and cell not in standalone_cells(config.cluster.cells, config.cluster.standalone)
     hello = Hello(PeerKind.CELL, cell, os.getpid(), node_name(), "")
     link = await Link.connect(
         layout,

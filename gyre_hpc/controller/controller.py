@@ -48,7 +48,7 @@ from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.supervision import Supervision
 from gyre_hpc.controller.weights import WeightKeeper
 from gyre_hpc.errors import ScheduleStuck
-from gyre_hpc.records import CellId, GroupId, Version
+from gyre_hpc.records import CellId, GroupId, KvPolicy, Version
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.state import GroupStatus
 from gyre_hpc.transport import messages as msg
@@ -90,7 +90,7 @@ class Controller:
         )
         self.executions = ExecutionTable(self._execution_hooks())
         self.processing = Processing(lambda message: peers.send(PeerKind.PROCESSOR, 0, message), self._query)
-        keeps_calls = self.config.engine.kv_policy == "keep_execution"
+        keeps_calls = KvPolicy(self.config.engine.kv_policy).keeps_calls
         self.cells = CellTable(self._cell_hooks(), self.config.gateway.drain_s, keeps_calls)
         self.batches = BatchRunner(self._batch_hooks())
         self.weights = self._weight_keeper()

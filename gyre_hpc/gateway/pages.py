@@ -23,18 +23,17 @@ from gyre_hpc.gateway.calls import Call, Execution, Parcel
 from gyre_hpc.gateway.routing import Lease, Router
 from gyre_hpc.kv.client import PortClient, PortFailed
 from gyre_hpc.kv.offers import Imported, Offer
-from gyre_hpc.records import CellId, Version
+from gyre_hpc.records import CellId, KvPolicy, Version
 
 log = logging.getLogger(__name__)
 
-KEEP_EXECUTION: Final = "keep_execution"
 MOVES: Final = 4
 """Executions whose pages go ahead at the same time."""
 
 
-def kv_namespace(policy: str, execution: Execution, version: Version) -> str:
+def kv_namespace(policy: KvPolicy, execution: Execution, version: Version) -> str:
     """The KV namespace of a call: pages are shared only inside it."""
-    if policy == KEEP_EXECUTION:
+    if policy.keeps_calls:
         return f"x{execution.id}.{execution.attempt}"
     return f"w{version}"
 
@@ -63,7 +62,7 @@ class PageMover:
         self,
         connect: Callable[[str], PortClient],
         router: Router,
-        policy: str,
+        policy: KvPolicy,
         move_s: float,
         page_tokens: int,
         told: Callable[[CellId, str, Moved], None] = lambda cell, step, moved: None,
@@ -75,7 +74,7 @@ class PageMover:
     @classmethod
     def still(cls, router: Router) -> PageMover:
         """One that moves nothing."""
-        return cls(_no_port, router, "strict", 0.0, 1)
+        return cls(_no_port, router, KvPolicy.STRICT, 0.0, 1)
 
     def namespace(self, execution: Execution, version: Version) -> str:
         """The KV namespace of this execution's calls on a cell that serves `version`."""
@@ -84,7 +83,7 @@ class PageMover:
     @property
     def keeps(self) -> bool:
         """Whether KV of older weights is found by later calls of its execution."""
-        return self._policy == KEEP_EXECUTION
+        return self._policy.keeps_calls
 
     # ---- a call -------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.server import EDGE, gateway_runner
 from gyre_hpc.kv.client import PortClient
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.records import CellId, ExecutionId
+from gyre_hpc.records import CellId, ExecutionId, KvPolicy
 from gyre_hpc.transport.hosts import node_name
 from gyre_hpc.transport.links import Link
 from gyre_hpc.transport.messages import (
@@ -103,8 +103,8 @@ class Worker:
         logged = read_for_restore(path)
         call_log = CallLog(path, self._incarnation, end=logged.offset)
         rendering = Rendering(self._layout.model, config.model.renderer, config.model.thinking)
-        policy = config.engine.kv_policy
-        router = Router(self._engine, self._engine_fault, keeps_calls=policy == "keep_execution")
+        policy = KvPolicy(config.engine.kv_policy)
+        router = Router(self._engine, self._engine_fault, keeps_calls=policy.keeps_calls)
         pages = PageMover(
             self._port,
             router,

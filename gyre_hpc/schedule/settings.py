@@ -90,8 +90,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     def kind_of(self, cell: CellId) -> CellKind:
         """Kind of one of the run's own cells, whose ids are their places in the configured order."""
-        trains = cell < len(self.capacities) - self.standalone
-        return CellKind.OWN if trains else CellKind.STANDALONE
+        pool = standalone_cells(len(self.capacities), self.standalone)
+        return CellKind.STANDALONE if cell in pool else CellKind.OWN
 
     @property
     def executions_dispatched(self) -> int:
@@ -108,6 +108,11 @@ class Settings(msgspec.Struct, frozen=True):
         """`max_staleness` with its default filled in."""
         twice_the_span = -(-2 * self.queue_groups // self.batch_groups)
         return twice_the_span if self.max_staleness < 0 else self.max_staleness
+
+
+def standalone_cells(cells: int, standalone: int) -> range:
+    """Indices of the standalone pool among the run's own `cells`: the last. Guests come behind them."""
+    return range(cells - standalone, cells)
 
 
 def settings_from(

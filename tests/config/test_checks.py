@@ -11,7 +11,7 @@ from gyre_hpc.config_checks import AT_LEAST, CHOICES, validate
 from gyre_hpc.config_keys import known_keys
 from gyre_hpc.controller.queries import heldout_query, training_query
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.records import GroupId
+from gyre_hpc.records import GroupId, KvPolicy
 
 
 def config(**values: object) -> RunConfig:
@@ -33,6 +33,11 @@ def refusal(**values: object) -> str:
         validate(config(**values))
     assert caught.value.fix
     return str(caught.value)
+
+
+def test_every_policy_that_may_be_configured_says_whether_calls_run_on() -> None:
+    kept = {name: KvPolicy(name).keeps_calls for name in CHOICES["engine.kv_policy"]}
+    assert kept == {"strict": False, "keep_execution": True}
 
 
 def test_the_checked_keys_exist() -> None:

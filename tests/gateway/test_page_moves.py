@@ -28,7 +28,7 @@ from gyre_hpc.kv.client import PortClient
 from gyre_hpc.kv.page_store import PageStore
 from gyre_hpc.kv.port import PagePort
 from gyre_hpc.models.shape import read_shape
-from gyre_hpc.records import CallRecord, CellId, Version
+from gyre_hpc.records import CallRecord, CellId, KvPolicy, Version
 from gyre_hpc.transport.regions import RegionServer
 from tests.engines.models import write_model
 
@@ -135,13 +135,13 @@ def policy(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def kv_policy() -> str:
-    return "strict"
+def kv_policy() -> KvPolicy:
+    return KvPolicy.STRICT
 
 
 @pytest.fixture
 async def stage(
-    rendering: Rendering, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_policy: str
+    rendering: Rendering, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_policy: KvPolicy
 ) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         run = uuid.uuid4().hex
@@ -160,7 +160,7 @@ async def stage(
             )
 
         gateway = await RunningGateway.start(rendering, tmp_path, pages)
-        gateway.app.router.keeps_calls = kv_policy == "keep_execution"
+        gateway.app.router.keeps_calls = kv_policy.keeps_calls
         sampler = gateway.app._sampler
         monkeypatch.setattr(sampler, "_stop_ids", frozenset())  # a call of so many tokens has so many
         monkeypatch.setattr(sampler, "_rendering", _Endless(rendering))
@@ -248,7 +248,7 @@ async def load(stage: Stage, cell: int, model: Path, version: int) -> None:
     stage.route(cell, version=version)
 
 
-@pytest.mark.parametrize("kv_policy", ["keep_execution"])
+@pytest.mark.parametrize("kv_policy", [KvPolicy.KEEP_EXECUTION])
 async def test_under_keep_execution_a_call_outlives_a_publication_and_its_pages_move_on(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -270,7 +270,7 @@ async def test_under_keep_execution_a_call_outlives_a_publication_and_its_pages_
     assert set(record.versions.tolist()) == {0, 1} and len(record.output_ids) == 300
 
 
-@pytest.mark.parametrize("kv_policy", ["keep_execution"])
+@pytest.mark.parametrize("kv_policy", [KvPolicy.KEEP_EXECUTION])
 async def test_under_keep_execution_no_other_execution_finds_its_pages(stage: Stage) -> None:
     stage.route(0)
     await stage.chat(0, TEXT * 8, 5)

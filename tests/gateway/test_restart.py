@@ -21,7 +21,7 @@ from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.worker import SEALED_KEPT_S
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.kv.client import PortClient
-from gyre_hpc.records import CellId, LeafRole, Version
+from gyre_hpc.records import CellId, KvPolicy, LeafRole, Version
 from gyre_hpc.transport.messages import ExecutionSealed
 from gyre_hpc.transport.peer import SEND_TIMEOUT_S, SILENT_HOST_S
 
@@ -89,7 +89,7 @@ def keeping(router: Router) -> PageMover:
     def no_port(address: str) -> PortClient:
         raise AssertionError(f"{address} is asked")
 
-    return PageMover(no_port, router, "keep_execution", 0.0, 1)
+    return PageMover(no_port, router, KvPolicy.KEEP_EXECUTION, 0.0, 1)
 
 
 async def test_every_counter_of_an_account_survives_a_restart(rendering: Rendering, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from gyre_hpc.config import ScheduleConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.schedule.settings import LaunchOrder, PolicyName, Settings, settings_from
+from gyre_hpc.records import CellId
+from gyre_hpc.schedule.protocol import CellKind
+from gyre_hpc.schedule.settings import LaunchOrder, PolicyName, Settings, settings_from, standalone_cells
 
 
 def test_the_queue_and_the_staleness_limit_follow_from_phi_and_mu() -> None:
@@ -29,6 +31,13 @@ def test_launch_order_and_overlap_come_from_the_configuration() -> None:
     config = ScheduleConfig(launch_order="longest_first", overlap_joins=False)
     settings = settings_from(config, (1,))
     assert settings.launch_order is LaunchOrder.LONGEST_FIRST and not settings.overlap_joins
+
+
+def test_the_standalone_pool_is_the_last_of_the_runs_own_cells_and_no_guest_is_of_it() -> None:
+    settings = settings_from(ScheduleConfig(), (1,) * 4, standalone=2)
+    kinds = [settings.kind_of(CellId(cell)) for cell in range(4)]
+    assert kinds == [CellKind.OWN, CellKind.OWN, CellKind.STANDALONE, CellKind.STANDALONE]
+    assert [cell for cell in range(8) if cell in standalone_cells(4, 2)] == [2, 3]
 
 
 def test_settings_that_cannot_work_name_their_key() -> None:
