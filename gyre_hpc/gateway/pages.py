@@ -151,7 +151,8 @@ class PageMover:
 
         async def one(execution: Execution) -> None:
             async with limit:
-                moved.calls += await self._send_ahead(execution, cell, known.port, known.version, moved)
+                sent = await self._send_ahead(execution, cell, known.port, known.version, moved)
+                moved.calls += sent
 
         try:
             async with asyncio.timeout(within_s):

@@ -212,6 +212,14 @@ async def test_an_idle_executions_pages_are_there_before_its_next_call(stage: St
         stage.check(record)
 
 
+async def test_all_executions_sent_ahead_at_the_same_time_are_counted(stage: Stage) -> None:
+    stage.route(0)
+    await asyncio.gather(*(stage.chat(execution, TEXT, 5) for execution in range(6)))
+    stage.route(1)
+    await stage.leave(0)
+    assert [moved.calls for _, step, moved in stage.steps if step == "prefetch"] == [6]
+
+
 async def test_without_a_page_port_the_call_is_prefilled_again_and_counted(stage: Stage) -> None:
     stage.route(0)
     chat = asyncio.create_task(stage.chat(0, TEXT * 8, 200))
