@@ -53,6 +53,7 @@ from gyre_hpc.transport.messages import (
     Serial,
     StartBatch,
     StartPostponed,
+    StepName,
     SwitchFailed,
     SwitchPostponed,
     TrainerRestored,
@@ -164,10 +165,10 @@ class Cell:
         self._machine.to(CellRole.SWITCHING_TO_TRAINING)
         phases = self._phases(message.serial)
         try:
-            with timed(phases, "ledger"):
+            with timed(phases, StepName.LEDGER):
                 gradient, freed = self._trainer.gradient_bytes, self._engine.held_bytes
                 self._ledger.for_training(message.weights, gradient, freed)
-            async with within(phases, "release", RELEASE_S):
+            async with within(phases, StepName.RELEASE, RELEASE_S):
                 await self._engine.release()
         except GyreError as error:
             self._fail(CellRole.BLOCKED, error)
@@ -183,7 +184,7 @@ class Cell:
         await self._take_up_work()
 
     async def _take_training_memory(self, message: BecomeTrainer, phases: Phases) -> None:
-        async with within(phases, "restore", TRAINER_S):
+        async with within(phases, StepName.RESTORE, TRAINER_S):
             await self._trainer.enter()
         if message.weights is None or message.core:
             return
@@ -192,7 +193,7 @@ class Cell:
         except PullFailed as error:
             log.warning("training starts with version %d: %s", self._trainer.version, error)
             return
-        async with within(phases, "load", TRAINER_S):
+        async with within(phases, StepName.LOAD, TRAINER_S):
             await self._trainer.load_weights(arrays, Version(message.weights.version))
 
     async def _become_engine(self, message: BecomeEngine) -> None:
@@ -208,9 +209,9 @@ class Cell:
         self._machine.to(CellRole.SWITCHING_TO_ROLLOUT)
         try:
             if was_training:
-                async with within(phases, "offload", TRAINER_S):
+                async with within(phases, StepName.OFFLOAD, TRAINER_S):
                     await self._leave_training()
-            with timed(phases, "ledger"):
+            with timed(phases, StepName.LEDGER):
                 self._ledger.for_rollout(message.weights, self._engine.released_bytes)
             await self._engine.serve(message.version, arrays, phases)
         except GyreError as error:
@@ -250,9 +251,9 @@ class Cell:
         return Phases(lambda step: self._send(step_done(self.id, serial, step)))
 
     async def _pull_weights(self, manifest: Manifest, phases: Phases) -> dict[str, Array]:
-        with timed(phases, "pull"):
+        with timed(phases, StepName.PULL):
             arrays = await self._pull(manifest)
-            phases.moved("pull", sum(array.nbytes for array in arrays.values()))
+            phases.moved(StepName.PULL, sum(array.nbytes for array in arrays.values()))
             return arrays
 
     def _switched(self, message: CellSwitched) -> None:

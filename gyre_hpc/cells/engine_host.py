@@ -33,6 +33,7 @@ from gyre_hpc.kv.page_store import PageStore, require_locks
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, KvPolicy, Version
 from gyre_hpc.transport.hosts import node_name, own_address
+from gyre_hpc.transport.messages import StepName
 from gyre_hpc.transport.rendezvous import engine_token, read_secret
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class EngineHost:
     async def serve(self, version: Version, arrays: Mapping[str, npt.NDArray[Any]], phases: Phases) -> None:
         """Load and confirm these weights as `version`, starting the engine if it is dead."""
         folder = self._scratch / f"weights-v{version:06d}"
-        async with within(phases, "write", WRITE_S):
+        async with within(phases, StepName.WRITE, WRITE_S):
             digest = await asyncio.to_thread(self._write, folder, arrays)
         older = self._served
         self._served = (version, folder, digest)
@@ -228,19 +229,19 @@ class EngineHost:
     async def _load(self, phases: Phases) -> None:
         assert self._served is not None
         version, folder, digest = self._served
-        with timed(phases, "start"):
+        with timed(phases, StepName.START):
             await self._booted()
             if not self.alive:
                 await self._start()
         assert self._client is not None
-        with timed(phases, "resume"):
+        with timed(phases, StepName.RESUME):
             await self._client.pause("in_place" if self._keeps_calls else "abort")
             if self._released:
                 await self._client.resume()
                 self._released = False
-        with timed(phases, "load"):
+        with timed(phases, StepName.LOAD):
             await self._client.load(str(folder), version, keep_kv=self._keeps_calls)
-        with timed(phases, "confirm"):
+        with timed(phases, StepName.CONFIRM):
             served = await self._client.checksum()
         if served != digest:
             raise CorruptRecord(

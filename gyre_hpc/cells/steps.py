@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.records import CellId
-from gyre_hpc.transport.messages import DONE, Serial, StepDone
+from gyre_hpc.transport.messages import DONE, Serial, StepDone, StepName
 
 RELEASE_S = 150.0
 """Seconds in which the engine must have given its memory back."""
@@ -30,32 +30,32 @@ class StepOverdue(GyreError):
 class Step:
     """A step that has ended: Unix seconds, bytes moved, DONE or why not."""
 
-    name: str
+    name: StepName
     start: float
     end: float
     bytes: int
     outcome: str
 
 
-class Phases(dict[str, float]):
+class Phases(dict[StepName, float]):
     """Seconds by name of a switch's step; `told` is called with each step as it ends."""
 
     def __init__(self, told: Callable[[Step], None] = lambda step: None) -> None:
         super().__init__()
         self._told = told
-        self._bytes: dict[str, int] = {}
+        self._bytes: dict[StepName, int] = {}
 
-    def moved(self, name: str, count: int) -> None:
+    def moved(self, name: StepName, count: int) -> None:
         """The step under way has moved so many bytes."""
         self._bytes[name] = self._bytes.get(name, 0) + count
 
-    def ended(self, name: str, start: float, seconds: float, outcome: str) -> None:
+    def ended(self, name: StepName, start: float, seconds: float, outcome: str) -> None:
         self[name] = self.get(name, 0.0) + seconds
         self._told(Step(name, start, start + seconds, self._bytes.pop(name, 0), outcome))
 
 
 @contextlib.contextmanager
-def timed(phases: Phases, name: str) -> Iterator[None]:
+def timed(phases: Phases, name: StepName) -> Iterator[None]:
     """The block is step `name`."""
     start, began, outcome = time.time(), time.monotonic(), DONE
     try:
@@ -68,7 +68,7 @@ def timed(phases: Phases, name: str) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def within(phases: Phases, name: str, deadline_s: float) -> AsyncIterator[None]:
+async def within(phases: Phases, name: StepName, deadline_s: float) -> AsyncIterator[None]:
     """The block is step `name` and has so long. Raises StepOverdue."""
     with timed(phases, name):
         try:

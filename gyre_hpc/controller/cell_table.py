@@ -36,6 +36,7 @@ from gyre_hpc.transport.messages import (
     Route,
     Serial,
     StepDone,
+    StepName,
     SwitchFailed,
     SwitchPostponed,
     Unroute,
@@ -129,7 +130,7 @@ class CellTable:
         """A cell or the gateway has ended a step of a switch, perhaps of an earlier one."""
         self.steps.told(message)
 
-    def _end(self, cell: Cell, step: str, began: float) -> None:
+    def _end(self, cell: Cell, step: StepName, began: float) -> None:
         """The switch has ended well."""
         self.steps.own(cell.id, cell.under_way, step, began)
         cell.under_way = None
@@ -143,7 +144,7 @@ class CellTable:
         self._starved.pop(id, None)
         routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
         why = cell.reason or f"the cell was lost in {cell.phase}"
-        self.steps.own(id, cell.under_way, "lost", time.time(), outcome=why)
+        self.steps.own(id, cell.under_way, StepName.LOST, time.time(), outcome=why)
         cell.under_way = None
         self.move(cell, Phase.LOST)
         if routed:
@@ -191,7 +192,7 @@ class CellTable:
         if _late(message, cell.route, cell):
             return
         if cell.under_way is not None:
-            self.steps.own(cell.id, cell.under_way, "unroute", cell.under_way.at, calls=message.cut)
+            self.steps.own(cell.id, cell.under_way, StepName.UNROUTE, cell.under_way.at, calls=message.cut)
         if cell.departing:
             cell.deserted = True
         elif cell.phase is Phase.LEAVING:
@@ -217,7 +218,7 @@ class CellTable:
         """The cell's contribution is here, asked for at `began` (Unix seconds), before it returns to rollout."""
         cell = self.cells[id]
         cell.under_way = self.steps.begin(Direction.TO_ROLLOUT)
-        self.steps.own(id, cell.under_way, "flush", began)
+        self.steps.own(id, cell.under_way, StepName.FLUSH, began)
 
     def failed(self, id: CellId, message: SwitchFailed) -> None:
         """A release or a load failed: the cell is BLOCKED or QUARANTINED, which the controller ends."""
@@ -243,7 +244,7 @@ class CellTable:
             if cell.phase is Phase.JOINING:
                 self.move(cell, Phase.TRAINING)
                 cell.counted_out = False
-                self._end(cell, "join", began)
+                self._end(cell, StepName.JOIN, began)
                 self.hooks.feed(CellReady(id, Role.TRAINING))
             return
         if cell.phase not in (Phase.LOADING, Phase.RETURNING, Phase.DOWN, Phase.RELOADING):
@@ -256,7 +257,7 @@ class CellTable:
             return
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
-        self._end(cell, "route", began)
+        self._end(cell, StepName.ROUTE, began)
         self._announce(cell)
 
     def _route(self, cell: Cell) -> None:
@@ -351,7 +352,7 @@ class CellTable:
         began = time.time()
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
-        self._end(cell, "route", began)
+        self._end(cell, StepName.ROUTE, began)
         self._announce(cell)
 
     def gateway_returned(self) -> None:

@@ -23,7 +23,7 @@ from gyre_hpc.controller.phases import Direction
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent, CellKind
-from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed
+from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed, StepName
 
 HEADER = struct.Struct("<II")
 
@@ -114,7 +114,7 @@ class SwitchStep(Entry, frozen=True):
     direction: Direction
     cell: CellId
     switch: int
-    step: str
+    step: StepName
     start: float
     end: float
     bytes: int

@@ -17,7 +17,7 @@ from gyre_hpc.controller.progress import Progress
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
-from gyre_hpc.transport.messages import CellSwitched, GroupProcessed
+from gyre_hpc.transport.messages import CellSwitched, GroupProcessed, StepName
 
 log = logging.getLogger(__name__)
 BUSY_LINE_S = 2.0
@@ -134,7 +134,7 @@ class Observer:
             self._switching[cell.id] = (now, {})
         elif cell.phase is Phase.JOINING and cell.id in self._switching:
             began, parts = self._switching[cell.id]
-            parts["drain"] = now - began
+            parts[StepName.DRAIN] = now - began
         elif cell.phase in (Phase.TRAINING, Phase.ROLLOUT) and cell.id in self._switching:
             began, parts = self._switching.pop(cell.id)
             self.writer.write(m.Switch(now, cell.id, cell.phase, now - began, parts))

@@ -15,7 +15,7 @@ from typing import Final
 from gyre_hpc.controller.journal import SwitchStep
 from gyre_hpc.controller.phases import Direction
 from gyre_hpc.records import CellId
-from gyre_hpc.transport.messages import DONE, Serial, StepDone
+from gyre_hpc.transport.messages import DONE, Serial, StepDone, StepName
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class StepLog:
         self,
         cell: CellId,
         switch: UnderWay | None,
-        step: str,
+        step: StepName,
         start: float,
         *,
         calls: int = 0,

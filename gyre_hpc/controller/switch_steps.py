@@ -18,11 +18,10 @@ from gyre_hpc.controller.journal import AnyEntry, Resumed, SwitchStep, read_jour
 from gyre_hpc.controller.phases import Direction
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
+from gyre_hpc.transport.messages import StepName
 
-LAST: Final = frozenset({"join", "route"})
+LAST: Final = frozenset({StepName.JOIN, StepName.ROUTE})
 """Steps that end a switch well."""
-LOST: Final = "lost"
-"""Step that ends the switch of a cell that is gone."""
 
 
 class SwitchEnd(enum.StrEnum):
@@ -68,7 +67,7 @@ def switches(entries: Iterable[AnyEntry]) -> list[Switch]:
             switch.steps.append(entry)
             if entry.step in LAST:
                 switch.end = SwitchEnd.DONE
-            elif entry.step == LOST:
+            elif entry.step is StepName.LOST:
                 switch.end = SwitchEnd.LOST
     return found
 

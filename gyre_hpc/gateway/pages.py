@@ -24,6 +24,7 @@ from gyre_hpc.gateway.routing import Lease, Router
 from gyre_hpc.kv.client import PortClient, PortFailed
 from gyre_hpc.kv.offers import Imported, Offer
 from gyre_hpc.records import CellId, KvPolicy, Version
+from gyre_hpc.transport.messages import StepName
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class PageMover:
         policy: KvPolicy,
         move_s: float,
         page_tokens: int,
-        told: Callable[[CellId, str, Moved], None] = lambda cell, step, moved: None,
+        told: Callable[[CellId, StepName, Moved], None] = lambda cell, step, moved: None,
     ) -> None:
         self._connect, self._router = connect, router
         self._policy, self._move_s, self._page_tokens = policy, move_s, page_tokens
@@ -96,7 +97,7 @@ class PageMover:
         offer = await self._export(execution, lease.cell, lease.port, lease.version, ids, moved)
         if offer is not None:
             moved.pages = len(offer.prefixes)
-        self._told(lease.cell, "export", moved)
+        self._told(lease.cell, StepName.EXPORT, moved)
 
     def found(self, execution: Execution, call: Call, cached_tokens: int, version: Version) -> None:
         """The call goes on under `version` with so many tokens cached: what it has again, and how old its KV may be."""
@@ -127,7 +128,7 @@ class PageMover:
         *,
         gone: bool = False,
         moves: bool = False,
-        told: Callable[[str, float, int], None] = lambda step, began, calls: None,
+        told: Callable[[StepName, float, int], None] = lambda step, began, calls: None,
     ) -> Coroutine[Any, Any, int]:
         """`Router.unroute`, with the pages of its executions sent ahead meanwhile if they are good elsewhere (`moves`)."""
         leaving = self._router.unroute(cell, drain_s, gone=gone, moves=moves, told=told)
@@ -160,7 +161,7 @@ class PageMover:
         except TimeoutError:
             moved.outcome = f"not complete within {within_s:g} s"
         if leaving:
-            self._told(cell, "prefetch", moved)
+            self._told(cell, StepName.PREFETCH, moved)
 
     async def _send_ahead(
         self, execution: Execution, cell: CellId, port: str, version: Version, moved: Moved
@@ -178,7 +179,8 @@ class PageMover:
         if target.version == version or self.keeps:
             for parcel in list(execution.parcels):
                 if parcel.offer in offers:
-                    moved.add(await self._bring(execution, parcel, target.id, target.port))
+                    came = await self._bring(execution, parcel, target.id, target.port)
+                    moved.outcome = came.reason or moved.outcome
         return 1
 
     # ---- ports --------------------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class PageMover:
             came = Imported(0, 0, 0, time.time() - moved.began, f"{type(error).__name__}: {error}")
             log.warning("cell %d: pages of execution %d: %s", cell, execution.id, error)
         moved.add(came)
-        self._told(parcel.source, "pull", moved)
+        self._told(parcel.source, StepName.PULL_PAGES, moved)
         return came
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.records import CellId, Version
+from gyre_hpc.transport.messages import StepName
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class Router:
         *,
         gone: bool = False,
         moves: bool = False,
-        told: Callable[[str, float, int], None] = lambda step, began, calls: None,
+        told: Callable[[StepName, float, int], None] = lambda step, began, calls: None,
     ) -> Coroutine[Any, Any, int]:
         """Empty the cell: no new calls from here on; the rest, to be awaited: `drain_s` to finish, then cut.
 
@@ -213,17 +214,17 @@ class Router:
         drain_s: float,
         gone: bool,
         moves: bool,
-        told: Callable[[str, float, int], None],
+        told: Callable[[StepName, float, int], None],
     ) -> int:
         began = time.time()
         if drain_s > 0 and not gone:
             await self._released(id, leases, drain_s)
-        told("drain", began, len(leases))
+        told(StepName.DRAIN, began, len(leases))
         began = time.time()
         cut = self._tell(leases & self._leases.get(id, set()), gone=gone, moves=moves)
         if not await self._released(id, leases, CUT_S):
             log.error("cell %d: calls did not leave within %.0f s", id, CUT_S)
-        told("cut", began, cut)
+        told(StepName.CUT, began, cut)
         return cut
 
     async def acquire(self, call: str, preferred: CellId | None) -> Lease:

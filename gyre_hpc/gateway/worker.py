@@ -51,6 +51,7 @@ from gyre_hpc.transport.messages import (
     Serial,
     Shutdown,
     StepDone,
+    StepName,
     Unroute,
     Unrouted,
 )
@@ -229,7 +230,7 @@ class Worker:
     def _emptied(self, message: Unroute) -> Coroutine[Any, Any, int]:
         self._unroutes[message.cell] = message.serial
 
-        def told(step: str, began: float, calls: int) -> None:
+        def told(step: StepName, began: float, calls: int) -> None:
             self._send(
                 StepDone(message.cell, message.serial, step, start=began, end=time.time(), calls=calls)
             )
@@ -245,7 +246,7 @@ class Worker:
         if epoch == self._epoch:
             self._send(Unrouted(message.cell, cut, message.serial))
 
-    def _pages_moved(self, cell: CellId, step: str, moved: Moved) -> None:
+    def _pages_moved(self, cell: CellId, step: StepName, moved: Moved) -> None:
         """A step of the newest Unroute of the cell has moved pages."""
         if cell in self._unroutes:
             self._send(

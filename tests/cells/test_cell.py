@@ -49,6 +49,7 @@ from gyre_hpc.transport.messages import (
     StartBatch,
     StartPostponed,
     StepDone,
+    StepName,
     SwitchFailed,
     SwitchPostponed,
     TrainerRestored,
@@ -437,7 +438,7 @@ async def test_a_switch_that_does_not_fit_into_memory_is_refused_with_the_number
     assert isinstance(failed, SwitchFailed) and failed.state == "blocked"
     assert "to_training refused" in failed.error and "cgroup /job/memory.max leaves 0 MiB" in failed.error
     assert not bench.engine.released, "nothing was touched"
-    assert [step.step for step in bench.steps if step.outcome != "done"] == ["ledger"]
+    assert [step.step for step in bench.steps if step.outcome != "done"] == [StepName.LEDGER]
 
 
 async def test_the_core_is_refused_too_though_it_pulls_no_snapshot(bench: Bench) -> None:

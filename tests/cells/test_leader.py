@@ -53,6 +53,7 @@ from gyre_hpc.transport.messages import (
     Shutdown,
     StartBatch,
     StepDone,
+    StepName,
     SwitchFailed,
     TrainerRestored,
     WeightsPublished,
@@ -345,10 +346,19 @@ def test_a_run_folder_without_configuration_is_named(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-LEAVING = ("ledger", "release", "restore", "pull", "load")
-RETURNING = ("pull", "offload", "ledger", "write", "start", "resume", "load", "confirm")
+LEAVING = (StepName.LEDGER, StepName.RELEASE, StepName.RESTORE, StepName.PULL, StepName.LOAD)
+RETURNING = (
+    StepName.PULL,
+    StepName.OFFLOAD,
+    StepName.LEDGER,
+    StepName.WRITE,
+    StepName.START,
+    StepName.RESUME,
+    StepName.LOAD,
+    StepName.CONFIRM,
+)
 KILLED_BEHIND = [
-    pytest.param(back, step, marks=() if step == "release" else pytest.mark.full)
+    pytest.param(back, step, marks=() if step is StepName.RELEASE else pytest.mark.full)
     for back, steps in ((False, LEAVING), (True, RETURNING))
     for step in steps
 ]
@@ -356,7 +366,7 @@ KILLED_BEHIND = [
 
 @pytest.mark.parametrize(("back", "step"), KILLED_BEHIND)
 async def test_a_cell_killed_behind_a_step_leaves_nothing_and_its_next_incarnation_serves(
-    controller: Controller, back: bool, step: str
+    controller: Controller, back: bool, step: StepName
 ) -> None:
     core, cell = await controller.launch(0, 1)
     weights = await controller.restore(core, controller.layout.model)
@@ -367,7 +377,7 @@ async def test_a_cell_killed_behind_a_step_leaves_nothing_and_its_next_incarnati
         await cell.expect(CellSwitched)
         cell.send(BecomeEngine(V0, weights, Serial(2)))
     async with asyncio.timeout(PATIENCE_S):
-        while not (isinstance(said := await cell.link.receive(), StepDone) and said.step == step):
+        while not (isinstance(said := await cell.link.receive(), StepDone) and said.step is step):
             assert said is not None and not isinstance(said, CellSwitched)
     os.kill(cell.process.pid, signal.SIGKILL)
     await cell.process.wait()

@@ -32,6 +32,7 @@ from gyre_hpc.transport.messages import (
     ExecutionSealed,
     GroupProcessed,
     Serial,
+    StepName,
 )
 
 Line = TypeVar("Line", bound=m.Metric)
@@ -94,7 +95,8 @@ def cell(number: int, phase: Phase = Phase.ROLLOUT) -> Cell:
 
 
 def switched(role: Role, **phases: float) -> CellSwitched:
-    return CellSwitched(role, Version(1), "http://127.0.0.1:1", phases, Serial(0))
+    steps = {StepName(name): seconds for name, seconds in phases.items()}
+    return CellSwitched(role, Version(1), "http://127.0.0.1:1", steps, Serial(0))
 
 
 # ---- metrics lines ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from gyre_hpc.kv.page_store import PageStore
 from gyre_hpc.kv.port import PagePort
 from gyre_hpc.models.shape import read_shape
 from gyre_hpc.records import CallRecord, CellId, KvPolicy, Version
+from gyre_hpc.transport.messages import StepName
 from gyre_hpc.transport.regions import RegionServer
 from tests.engines.models import write_model
 
@@ -59,7 +60,7 @@ class Stage:
     places: list[Place]
     session: aiohttp.ClientSession
     model: Path
-    steps: list[tuple[CellId, str, Moved]] = field(default_factory=list)
+    steps: list[tuple[CellId, StepName, Moved]] = field(default_factory=list)
 
     def route(self, cell: int, version: int = 0) -> None:
         place = self.places[cell]
@@ -147,7 +148,7 @@ async def stage(
         run = uuid.uuid4().hex
         places = [await place(stack, f"cell-{i}", tmp_path, policy, run, i) for i in range(2)]
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        steps: list[tuple[CellId, str, Moved]] = []
+        steps: list[tuple[CellId, StepName, Moved]] = []
 
         def pages(router: Router) -> PageMover:
             return PageMover(
@@ -195,9 +196,9 @@ async def test_running_calls_find_their_pages_where_they_go_on(stage: Stage) -> 
     for record in await stage.gateway.records():
         stage.check(record)
     kinds = [step for _, step, _ in stage.steps]
-    assert kinds.count("prefetch") == 1 and kinds.count("export") == cut
+    assert kinds.count(StepName.PREFETCH) == 1 and kinds.count(StepName.EXPORT) == cut
     assert all(moved.outcome == "done" for _, _, moved in stage.steps)
-    assert sum(moved.bytes for _, step, moved in stage.steps if step == "pull") > 0
+    assert sum(moved.bytes for _, step, moved in stage.steps if step is StepName.PULL_PAGES) > 0
 
 
 async def test_an_idle_executions_pages_are_there_before_its_next_call(stage: Stage) -> None:
@@ -217,7 +218,18 @@ async def test_all_executions_sent_ahead_at_the_same_time_are_counted(stage: Sta
     await asyncio.gather(*(stage.chat(execution, TEXT, 5) for execution in range(6)))
     stage.route(1)
     await stage.leave(0)
-    assert [moved.calls for _, step, moved in stage.steps if step == "prefetch"] == [6]
+    assert [moved.calls for _, step, moved in stage.steps if step is StepName.PREFETCH] == [6]
+
+
+async def test_what_is_sent_ahead_is_told_once(stage: Stage) -> None:
+    stage.route(0)
+    await stage.chat(0, TEXT * 8, 20)
+    stage.route(1)
+    await stage.leave(0)
+    pages = (await stage.gateway.records())[0]
+    told = {step: (moved.pages, moved.bytes > 0) for _, step, moved in stage.steps}
+    full = (len(pages.prompt_ids) + len(pages.output_ids) - 1) // PAGE
+    assert told == {StepName.PULL_PAGES: (full, True), StepName.PREFETCH: (0, False)}
 
 
 async def test_without_a_page_port_the_call_is_prefilled_again_and_counted(stage: Stage) -> None:
@@ -242,7 +254,9 @@ async def test_pages_of_older_weights_are_not_asked_for(stage: Stage) -> None:
     stage.route(1, version=1)
     assert await stage.leave(0) == 1 and (await chat)["status"] == 200
     account, _ = await stage.gateway.app.close_execution(0, 1)
-    assert account.pages_found == 0 and not [step for _, step, _ in stage.steps if step == "pull"]
+    assert account.pages_found == 0 and not [
+        step for _, step, _ in stage.steps if step is StepName.PULL_PAGES
+    ]
     (record,) = await stage.gateway.records()
     assert set(record.versions.tolist()) == {0, 1}
 

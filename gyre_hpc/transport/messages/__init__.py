@@ -94,7 +94,7 @@ from gyre_hpc.transport.messages.runner import (
     ForgetExecution,
     StartExecution,
 )
-from gyre_hpc.transport.messages.steps import DONE, StepDone
+from gyre_hpc.transport.messages.steps import DONE, StepDone, StepName
 
 __all__ = [
     "DONE",
@@ -166,6 +166,7 @@ __all__ = [
     "StartPostponed",
     "StartProcess",
     "StepDone",
+    "StepName",
     "SwitchFailed",
     "SwitchPostponed",
     "TrainerRestored",

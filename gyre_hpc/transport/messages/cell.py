@@ -7,6 +7,7 @@ from gyre_hpc.schedule.protocol import Role
 from gyre_hpc.transport.messages.base import Message, Serial
 from gyre_hpc.transport.messages.processor import MicroStepRef
 from gyre_hpc.transport.messages.regions import Manifest
+from gyre_hpc.transport.messages.steps import StepName
 
 
 class BecomeTrainer(Message, frozen=True):
@@ -95,7 +96,7 @@ class CellSwitched(Message, frozen=True):
     role: Role
     version: Version
     address: str
-    phases: dict[str, float]
+    phases: dict[StepName, float]
     serial: Serial
     port: str = ""
     """Address of the cell's page port; "" = its KV pages do not move."""
