@@ -107,6 +107,7 @@ class GatewayApp:
         self._keys.revoke(known)
         for call in list(known.calls.values()):
             await self._abandon(known, call)
+        known.account.calls_lost += sum(call.left_broken for call in known.calls.values())
         self.log.append(AttemptSealed(execution, attempt, known.account.calls, asdict(known.account)))
         await self.log.sync()
         self.executions.pop((execution, attempt), None)
@@ -349,7 +350,7 @@ class GatewayApp:
         call.clients -= 1
         if call.delivery is not Delivery.NONE and not execution.closing:
             execution.lineage.delivered.add(call.id)
-            self.log.append_soon(CallDelivered(call.id, call.delivery))
+            self.log.append_soon(CallDelivered(call.id, call.delivery, call.contradicted))
         if call.delivery is Delivery.COMPLETE:
             execution.calls.pop(call.id, None)
             execution.repeats.forget(call)
@@ -370,8 +371,7 @@ class GatewayApp:
             prompt.spliced
         )
         for name in echoed:
-            call = execution.calls.get(name)
-            if call is not None and not call.accepted:
+            if (call := execution.calls.get(name)) is not None and not call.accepted:
                 call.accepted = True
                 self.log.append(CallAccepted(name))
 

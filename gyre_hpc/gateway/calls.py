@@ -66,6 +66,8 @@ class Call:
     held_since: float | None = None
     delivery: Delivery = Delivery.NONE
     accepted: bool = False
+    contradicted: bool = False
+    """A client was sent in parts what is not how the answer begins."""
     clients: int = 0
     left: bool = False
     """Its client left and nobody came for it within the grace: cut at its engine, and open to a repeat that goes on with it."""
@@ -98,6 +100,12 @@ class Call:
         """Seconds it waited for us, a wait under way included."""
         waiting = 0.0 if self.held_since is None else time.monotonic() - self.held_since
         return self.held_s + waiting
+
+    @property
+    def left_broken(self) -> bool:
+        """Contradicted, and nobody had the whole answer or went on from it since."""
+        whole = self.accepted or self.delivery is Delivery.COMPLETE
+        return self.contradicted and not whole
 
     @property
     def attachable(self) -> bool:

@@ -89,6 +89,7 @@ async def deliver(
         body = stream.finish(reply())
     except Contradiction as error:
         log.error("call %s: %s", call.id, error)
+        call.contradicted = True
         reset(request)
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client is gone")

@@ -100,6 +100,8 @@ class CallDelivered(msgspec.Struct, array_like=True, tag=4, frozen=True):
 
     call: str
     delivery: Delivery
+    contradicted: bool = False
+    """As calls.Call: in any of the frames."""
 
 
 class CallAccepted(msgspec.Struct, array_like=True, tag=5, frozen=True):

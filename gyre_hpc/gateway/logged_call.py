@@ -39,6 +39,7 @@ class LoggedCall:
     finished: CallFinished | None = None
     delivery: Delivery = Delivery.NONE
     accepted: bool = False
+    contradicted: bool = False
     given: bool = False
     broken: tuple[str, ...] = ()
     """How the call broke the token law while an engine sampled for it."""
@@ -63,6 +64,7 @@ class LoggedCall:
             case CallDelivered():
                 order = list(Delivery)
                 self.delivery = max(self.delivery, frame.delivery, key=order.index)
+                self.contradicted |= frame.contradicted
             case CallAccepted():
                 self.accepted = True
 

@@ -120,6 +120,7 @@ def _restore_call(gateway: GatewayApp, execution: Execution, logged: LoggedCall,
         kv_version=logged.kv_version,
         delivery=logged.delivery,
         accepted=logged.accepted,
+        contradicted=logged.contradicted,
     )
     if finished is not None:
         call.done.set()

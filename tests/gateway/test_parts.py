@@ -19,7 +19,8 @@ from gyre_hpc.gateway.rendering import AnswerStatus, ParsedAnswer, Rendering
 from gyre_hpc.records import Delivery
 
 from .fakes import RunningGateway
-from .faults.clients import DIALECTS, Client
+from .faults.clients import DIALECTS, Client, VisibleFault
+from .test_restart import restarted
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 BROKEN = "<tool_call>\nnothing to read\n</tool_call>"
@@ -53,6 +54,35 @@ def test_an_answer_that_begins_otherwise_than_was_sent_is_refused() -> None:
     for other in (answer("two"), answer("one", "late thoughts")):
         with pytest.raises(Contradiction):
             parts(sent, other)
+
+
+@pytest.mark.parametrize("after", ["nothing", "a restart", "a repeat", "a turn that goes on from it"])
+async def test_a_stream_that_its_answer_contradicts_is_lost_unless_somebody_gets_the_answer(
+    blocks: RunningGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: str
+) -> None:
+    wrong = ParsedAnswer("wrong", "", (), AnswerStatus.OK)
+    monkeypatch.setattr(blocks.app.rendering, "completed", lambda ids: wrong)
+    blocks.engine()
+    blocks.script.answers = [f"right\n{CALL}<|im_end|>", "on<|im_end|>"]
+    client = Client("anthropic-messages", True, blocks.url, 300)
+    with pytest.raises(VisibleFault, match="broken inside the answer"):
+        await client.ask(ASK)
+    (call,) = blocks.app.executions[7, 1].calls.values()
+    while call.clients:
+        await asyncio.sleep(0.005)
+    monkeypatch.undo()
+    gateway = await restarted(blocks, tmp_path) if after == "a restart" else blocks
+    if after == "a repeat":
+        await client.ask(ASK)
+    elif after == "a turn that goes on from it":
+        blocks.app.deliver = DeliverMode.ANSWER
+        thought = {"type": "thinking", "thinking": "", "signature": f"call:{call.id}"}
+        answer = [thought, {"type": "text", "text": "right"}]
+        await client.ask([*ASK, {"role": "assistant", "content": answer}, *ASK])
+    account, _ = await gateway.app.close_execution(7, 1)
+    assert account.calls_lost == (after in ("nothing", "a restart"))
+    if gateway is not blocks:
+        await gateway.stop()
 
 
 @dataclass
