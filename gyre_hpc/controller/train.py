@@ -22,8 +22,9 @@ from gyre_hpc.controller.history import History, read_history
 from gyre_hpc.controller.journal import Journal
 from gyre_hpc.controller.peers import Peers
 from gyre_hpc.controller.progress import Progress
-from gyre_hpc.errors import GyreError, Interrupted, MissingInput
+from gyre_hpc.errors import GyreError, Interrupted, MissingInput, StorageFull
 from gyre_hpc.executions import runner
+from gyre_hpc.files import LogFile
 from gyre_hpc.gateway.call_log import call_logs, check_call_log
 from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.choice import make_launcher, may_find_leftovers, tidy_nodes
@@ -97,11 +98,12 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
         signal.signal(
             signal.SIGUSR2, signal.SIG_IGN
         )  # until the loop listens; the controller has a clock of its own
-    with _logged_to(layout.logs(owner.epoch)):
+    with logged_to(layout.logs(owner.epoch)):
         log.info("controller %s", whereabouts())
         for path in call_logs(layout):
             check_call_log(path)
-        left = asyncio.run(_control(config, layout, owner.epoch))
+        with resumable(layout.root):
+            left = asyncio.run(_control(config, layout, owner.epoch))
         release(layout.root, owner)
         if left is not None:
             left.hand_back()
@@ -127,11 +129,22 @@ def _check_node(config: RunConfig, layout: RunLayout, *, fresh: bool) -> None:
 
 
 @contextlib.contextmanager
-def _logged_to(folder: Path) -> Iterator[None]:
+def resumable(run: Path) -> Iterator[None]:
+    """Whatever file of the run had no room: the error says how to go on once there is some."""
+    try:
+        yield
+    except StorageFull as error:
+        again = f"gyre train resume={run}"
+        if again in error.fix:
+            raise
+        raise StorageFull(error.message, fix=f"{error.fix}; then: {again}" if error.fix else again) from error
+
+
+@contextlib.contextmanager
+def logged_to(folder: Path) -> Iterator[None]:
     """Log into `controller.log` of this attempt; a sweep has one file per run."""
     folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / "controller.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler = LogFile(folder / "controller.log")
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)

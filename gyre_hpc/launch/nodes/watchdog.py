@@ -27,6 +27,7 @@ from typing import Final
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError
+from gyre_hpc.files import LogFile
 from gyre_hpc.launch.commands import hostnames, query
 from gyre_hpc.launch.identity import job_id
 from gyre_hpc.launch.job.lifetime import ask_job
@@ -237,9 +238,8 @@ def _superseded(layout: RunLayout, epoch: int) -> bool:
 def _logged_beside(layout: RunLayout, epoch: int) -> None:
     """The log of a step goes through its srun, which is gone: what follows is kept in a file of its own."""
     try:
-        handler = logging.FileHandler(layout.logs(epoch) / f"orphan-{node_name()}-{os.getpid()}.log")
+        handler = LogFile(layout.logs(epoch) / f"orphan-{node_name()}-{os.getpid()}.log")
     except OSError as error:
         log.warning("%s", error)
         return
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
