@@ -118,7 +118,7 @@ def _report(arguments: list[str]) -> None:
 
 def _status(arguments: list[str]) -> None:
     from gyre_hpc.cli_output import json_line, say
-    from gyre_hpc.controller.status import cell_statuses, status_lines
+    from gyre_hpc.controller.monitor.status import cell_statuses, status_lines
 
     parser = _parser("status")
     parser.add_argument("run", help="run folder, of a live run or of one that has ended")

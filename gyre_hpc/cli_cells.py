@@ -165,7 +165,8 @@ def _requeue(job: str) -> None:
 
 
 def _list(given: argparse.Namespace, layout: RunLayout, console: Console) -> None:
-    from gyre_hpc.controller.journal import GuestsJoined, read_journal
+    from gyre_hpc.controller.journal.entries import GuestsJoined
+    from gyre_hpc.controller.journal.journal import read_journal
     from gyre_hpc.report import metrics as m
 
     roles = {

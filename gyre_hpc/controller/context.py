@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.journal.journal import Journal
+from gyre_hpc.controller.monitor.progress import Progress
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
 

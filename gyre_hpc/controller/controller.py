@@ -1,9 +1,9 @@
 """The controller: events in, decisions carried out, both journaled.
 
-One queue brings everything peers do (`peers.py`); `Driver` gives events to the schedule and journals each with its
-decisions, which `decisions.py` carries out. Role switches (`cell_table.py`), executions (`executions.py`), optimizer steps
-(`steps.py`, `batches.py`, `weights.py`) and the processor's groups (`processing.py`) are message-driven state machines that
-call back into `feed`. No step of them blocks. What a person sees is `observer.py`'s.
+One queue brings everything peers do (`peers/`); `Driver` gives events to the schedule and journals each with its
+decisions, which `decisions.py` carries out. Role switches (`cells/`), executions (`executions/`), optimizer steps
+(`steps.py`, `training/`) and the processor's groups (`processing.py`) are message-driven state machines that
+call back into `feed`. No step of them blocks. What a person sees is what `monitor/` tells.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ import logging
 import math
 import time
 
-from gyre_hpc.controller import queries, resume
-from gyre_hpc.controller.adoption import Holdings, Survivors
-from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.cell_rows import Cell, CellHooks
-from gyre_hpc.controller.cell_table import CellTable
-from gyre_hpc.controller.channels import make_channels
+from gyre_hpc.controller.cells.cell_rows import Cell, CellHooks
+from gyre_hpc.controller.cells.cell_table import CellTable
 from gyre_hpc.controller.context import RunContext
 from gyre_hpc.controller.decisions import Decisions
-from gyre_hpc.controller.departure import Departure
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.ending import Ending
-from gyre_hpc.controller.executions import Execution, ExecutionHooks, ExecutionTable
-from gyre_hpc.controller.external import ExternalServices
+from gyre_hpc.controller.ending.departure import Departure
+from gyre_hpc.controller.ending.ending import Ending
+from gyre_hpc.controller.ending.leaving import Leaving
+from gyre_hpc.controller.executions import queries, resume
+from gyre_hpc.controller.executions.executions import Execution, ExecutionHooks, ExecutionTable
 from gyre_hpc.controller.guests import Guests
-from gyre_hpc.controller.history import History
-from gyre_hpc.controller.journal import (
+from gyre_hpc.controller.journal.entries import (
     AnyEntry,
     AttemptOpened,
     Closed,
@@ -38,15 +34,19 @@ from gyre_hpc.controller.journal import (
     Sealed,
     StepTaken,
 )
-from gyre_hpc.controller.leaving import Leaving
-from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.journal.history import History
+from gyre_hpc.controller.journal.snapshots import Snapshot, Snapshots
+from gyre_hpc.controller.monitor.observer import Observer
+from gyre_hpc.controller.peers.adoption import Holdings, Survivors
+from gyre_hpc.controller.peers.channels import make_channels
+from gyre_hpc.controller.peers.external import ExternalServices
+from gyre_hpc.controller.peers.peers import Peers
+from gyre_hpc.controller.peers.supervision import Supervision
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.reception import SERVICES, Reception
-from gyre_hpc.controller.snapshots import Snapshot, Snapshots
 from gyre_hpc.controller.steps import Steps
-from gyre_hpc.controller.supervision import Supervision
-from gyre_hpc.controller.weights import WeightKeeper
+from gyre_hpc.controller.training.batches import BatchHooks, BatchRunner
+from gyre_hpc.controller.training.weights import WeightKeeper
 from gyre_hpc.errors import ScheduleStuck
 from gyre_hpc.records import CellId, GroupId, KvPolicy, Version
 from gyre_hpc.schedule import protocol as p
@@ -144,7 +144,15 @@ class Controller:
             asked_to_end=self.departure.asked_to_end,
             channels=self.channels,
         )
-        self.leaving = Leaving(self.reception)
+        self.leaving = Leaving(
+            lambda: self.driver.state,
+            self.executions,
+            self.batches,
+            self.weights,
+            peers.inbox,
+            self.reception.note,
+            self.observer.fault,
+        )
 
     def _appended(self, entry: AnyEntry) -> None:
         self.departure.progressed |= isinstance(entry, Outcome | StepTaken)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller import queries
-from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import CellTable
+from gyre_hpc.controller.cells.cell_table import CellTable
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.executions import ExecutionTable
-from gyre_hpc.controller.history import History
-from gyre_hpc.controller.observer import Observer
+from gyre_hpc.controller.executions import queries
+from gyre_hpc.controller.executions.executions import ExecutionTable
+from gyre_hpc.controller.journal.history import History
+from gyre_hpc.controller.monitor.observer import Observer
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.steps import Steps
+from gyre_hpc.controller.training.batches import BatchRunner
 from gyre_hpc.records import GroupId, Version
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.transport import messages as msg

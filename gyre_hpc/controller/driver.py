@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.journal import AnyEntry, Happened, Journal
+from gyre_hpc.controller.journal.entries import AnyEntry, Happened
+from gyre_hpc.controller.journal.journal import Journal
 from gyre_hpc.schedule.machine import decide
 from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent
 from gyre_hpc.schedule.state import State

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import CellTable
-from gyre_hpc.controller.history import History
-from gyre_hpc.controller.journal import GuestsJoined, Journal
-from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import Peers
-from gyre_hpc.controller.phases import Phase
-from gyre_hpc.controller.supervision import INCURABLE
+from gyre_hpc.controller.cells.cell_table import CellTable
+from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.journal.entries import GuestsJoined
+from gyre_hpc.controller.journal.history import History
+from gyre_hpc.controller.journal.journal import Journal
+from gyre_hpc.controller.monitor.observer import Observer
+from gyre_hpc.controller.peers.peers import Peers
+from gyre_hpc.controller.peers.supervision import INCURABLE
+from gyre_hpc.controller.training.batches import BatchRunner
 from gyre_hpc.launch.elsewhere.remote import RemoteLauncher, RemoteProcess
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import CellTable
-from gyre_hpc.controller.channels import ABOUT_CHANNELS, Channels
-from gyre_hpc.controller.claims import Contradiction
+from gyre_hpc.controller.cells.cell_table import CellTable
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.executions import ExecutionTable
+from gyre_hpc.controller.executions.executions import ExecutionTable
 from gyre_hpc.controller.guests import Guests
-from gyre_hpc.controller.inbound import (
+from gyre_hpc.controller.monitor.observer import Observer
+from gyre_hpc.controller.peers.channels import ABOUT_CHANNELS, Channels
+from gyre_hpc.controller.peers.inbound import (
     Connected,
     Exited,
     HostSaid,
@@ -31,13 +31,13 @@ from gyre_hpc.controller.inbound import (
     Suspected,
     Told,
 )
-from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.peers import Peers
-from gyre_hpc.controller.phases import Phase
+from gyre_hpc.controller.peers.peers import Peers
+from gyre_hpc.controller.peers.supervision import Supervision
 from gyre_hpc.controller.processing import Processing
 from gyre_hpc.controller.steps import Steps
-from gyre_hpc.controller.supervision import Supervision
-from gyre_hpc.controller.weights import WeightKeeper
+from gyre_hpc.controller.training.batches import BatchRunner
+from gyre_hpc.controller.training.claims import Contradiction
+from gyre_hpc.controller.training.weights import WeightKeeper
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.state import GroupStatus

@@ -11,16 +11,16 @@ import time
 from dataclasses import dataclass, field
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller import queries
-from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import CellTable
-from gyre_hpc.controller.claims import Contradiction
+from gyre_hpc.controller.cells.cell_table import CellTable
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.journal import StepTaken
-from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.phases import Phase
+from gyre_hpc.controller.executions import queries
+from gyre_hpc.controller.journal.entries import StepTaken
+from gyre_hpc.controller.monitor.observer import Observer
 from gyre_hpc.controller.processing import Outcomes, Processing
-from gyre_hpc.controller.weights import WeightKeeper
+from gyre_hpc.controller.training.batches import BatchRunner
+from gyre_hpc.controller.training.claims import Contradiction
+from gyre_hpc.controller.training.weights import WeightKeeper
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.state import Phase as RunPhase

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from gyre_hpc import models
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
-from gyre_hpc.controller.adoption import expect_survivors
 from gyre_hpc.controller.context import RunContext
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.departure import Departure
+from gyre_hpc.controller.ending.departure import Departure
 from gyre_hpc.controller.freeze import freeze_code
-from gyre_hpc.controller.history import History, read_history
-from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.peers import Peers
-from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.journal.history import History, read_history
+from gyre_hpc.controller.journal.journal import Journal
+from gyre_hpc.controller.monitor.progress import Progress
+from gyre_hpc.controller.peers.adoption import expect_survivors
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.errors import GyreError, Interrupted, MissingInput, StorageFull
 from gyre_hpc.executions import runner
 from gyre_hpc.files import LogFile

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_hpc.controller.journal import AttemptOpened, Happened, Outcome, Sealed, StepTaken, read_journal
+from gyre_hpc.controller.journal.entries import AttemptOpened, Happened, Outcome, Sealed, StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.records import CellId, ExecutionId, GroupId, Version
 from gyre_hpc.schedule import protocol as p
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_hpc.config import load_run_config
-from gyre_hpc.controller.journal import AnyEntry, Happened, read_journal
+from gyre_hpc.controller.journal.entries import AnyEntry, Happened
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.schedule.machine import decide, initial_state
 from gyre_hpc.schedule.protocol import AnyDecision, AnyEvent

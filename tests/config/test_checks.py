@@ -9,7 +9,7 @@ import pytest
 from gyre_hpc.config import RunConfig
 from gyre_hpc.config_checks import AT_LEAST, CHOICES, validate
 from gyre_hpc.config_keys import known_keys
-from gyre_hpc.controller.queries import heldout_query, training_query
+from gyre_hpc.controller.executions.queries import heldout_query, training_query
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.records import GroupId, KvPolicy
 

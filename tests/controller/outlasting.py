@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gyre_hpc.controller.inbound import Connected, Inbound, PeerId, Said
+from gyre_hpc.controller.peers.inbound import Connected, Inbound, PeerId, Said
 from gyre_hpc.records import SCORED_REASONS, Assessment, ClosingReason, ExecutionId
 from gyre_hpc.transport import messages as msg
 from gyre_hpc.transport.messages import PeerKind

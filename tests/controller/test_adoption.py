@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_hpc.controller.adoption import Holdings
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.history import read_history
-from gyre_hpc.controller.journal import AttemptOpened, Happened, Outcome, read_journal
+from gyre_hpc.controller.journal.entries import AttemptOpened, Happened, Outcome
+from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.journal.journal import read_journal
+from gyre_hpc.controller.peers.adoption import Holdings
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.records import ExecutionId
 from gyre_hpc.schedule.protocol import Terminated

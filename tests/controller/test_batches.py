@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.claims import Contradiction
+from gyre_hpc.controller.training.batches import BatchHooks, BatchRunner
+from gyre_hpc.controller.training.claims import Contradiction
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.transport import messages as msg
 from tests.controller.test_claims import ref

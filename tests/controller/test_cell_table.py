@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gyre_hpc.controller.cell_rows import CellHooks
-from gyre_hpc.controller.cell_table import MAX_DOUBTS, CellTable
-from gyre_hpc.controller.phases import Phase
+from gyre_hpc.controller.cells.cell_rows import CellHooks
+from gyre_hpc.controller.cells.cell_table import MAX_DOUBTS, CellTable
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p

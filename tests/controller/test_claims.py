@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.controller.claims import ClaimsLedger
+from gyre_hpc.controller.training.claims import ClaimsLedger
 from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.transport.messages import Manifest, MicroStepRef, RegionKind

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig
-from gyre_hpc.controller import departure as module
-from gyre_hpc.controller.departure import Departure
-from gyre_hpc.controller.ending import Cause, How
-from gyre_hpc.controller.walltime import HOLD, RUN
+from gyre_hpc.controller.ending import departure as module
+from gyre_hpc.controller.ending.departure import Departure
+from gyre_hpc.controller.ending.ending import Cause, How
+from gyre_hpc.controller.executions.walltime import HOLD, RUN
 from gyre_hpc.errors import ConfigError, HandedBack, NoProgress
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job.lifetime import Job, Site

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.controller.ending import (
+from gyre_hpc.controller.ending.ending import (
     LEAVE_S,
     Cause,
     Ending,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from gyre_hpc.controller.executions import MAX_ATTEMPTS, Execution, ExecutionHooks, ExecutionTable
-from gyre_hpc.controller.walltime import HOLD, Permit
+from gyre_hpc.controller.executions.executions import MAX_ATTEMPTS, Execution, ExecutionHooks, ExecutionTable
+from gyre_hpc.controller.executions.walltime import HOLD, Permit
 from gyre_hpc.records import Assessment, ClosingReason, ExecutionId, GroupId
 from gyre_hpc.transport import messages as msg
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller import external as module
-from gyre_hpc.controller.external import ExternalServices
+from gyre_hpc.controller.peers import external as module
+from gyre_hpc.controller.peers.external import ExternalServices
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job.submit import Submission

@@ -11,11 +11,12 @@ from rich.console import Console
 from gyre_hpc.config import RunConfig, ScheduleConfig, TasksConfig
 from gyre_hpc.controller.context import RunContext
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.forecasts import Forecasts
-from gyre_hpc.controller.history import read_history
-from gyre_hpc.controller.journal import Happened, Journal, Outcome, read_journal
-from gyre_hpc.controller.peers import Peers
-from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.journal.entries import Happened, Outcome
+from gyre_hpc.controller.journal.forecasts import Forecasts
+from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.journal.journal import Journal, read_journal
+from gyre_hpc.controller.monitor.progress import Progress
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId

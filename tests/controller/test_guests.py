@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.controller.controller import Controller
 from gyre_hpc.controller.guests import RESTARTS
-from gyre_hpc.controller.inbound import HostSaid
-from gyre_hpc.controller.journal import GuestsJoined, Happened, StepTaken, read_journal
-from gyre_hpc.controller.phases import Phase
+from gyre_hpc.controller.journal.entries import GuestsJoined, Happened, StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
+from gyre_hpc.controller.peers.inbound import HostSaid
 from gyre_hpc.launch.elsewhere.remote import RemoteProcess
 from gyre_hpc.records import CellId
 from gyre_hpc.schedule.protocol import CellAdded, CellKind, CellLost

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.controller.history import read_history
-from gyre_hpc.controller.journal import Happened, Journal, read_journal
+from gyre_hpc.controller.journal.entries import Happened
+from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.journal.journal import Journal, read_journal
 from gyre_hpc.errors import CorruptRecord, StorageFull
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p
@@ -84,7 +85,7 @@ def test_a_full_disk_keeps_whole_entries(tmp_path: Path, monkeypatch: pytest.Mon
         os.write(descriptor, data[:5])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gyre_hpc.controller.journal.os.write", full)
+    monkeypatch.setattr("gyre_hpc.controller.journal.journal.os.write", full)
     with pytest.raises(StorageFull, match="No space left"):
         journal.append(Happened(1.0, p.Started(), ()))
     assert journal.path.read_bytes() == whole
@@ -100,7 +101,7 @@ async def test_a_slow_fsync_holds_up_neither_the_loop_nor_an_append(
         synced.append(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
-    monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", slow)
+    monkeypatch.setattr("gyre_hpc.controller.journal.journal.os.fsync", slow)
     journal.append(Happened(0.0, p.Started(), ()))
     journal.sync_soon()
     waiting = asyncio.create_task(journal.sync())
@@ -122,7 +123,7 @@ async def test_a_failed_fsync_ends_the_run_whoever_waited_for_it(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", full)
+    monkeypatch.setattr("gyre_hpc.controller.journal.journal.os.fsync", full)
     journal.append(Happened(0.0, p.Started(), ()))
     with pytest.raises(StorageFull, match="No space left"):
         await journal.sync()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.controller import leaving
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.ending import Cause
-from gyre_hpc.controller.journal import CheckpointWritten, Outcome, StepTaken, read_journal
-from gyre_hpc.controller.walltime import HOLD, RUN
+from gyre_hpc.controller.ending import leaving
+from gyre_hpc.controller.ending.ending import Cause
+from gyre_hpc.controller.executions.walltime import HOLD, RUN
+from gyre_hpc.controller.journal.entries import CheckpointWritten, Outcome, StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.transport import messages as msg
 from tests.controller.world import make_controller, nothing, small_run
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.nodes import LOOK_S, MOST_S, Nodes
+from gyre_hpc.controller.peers.nodes import LOOK_S, MOST_S, Nodes
 from gyre_hpc.launch.nodes.bad_nodes import BadNodes
 from gyre_hpc.layout import RunLayout
 

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 
 from gyre_hpc.config import ScheduleConfig
-from gyre_hpc.controller.batches import BatchHooks, BatchRunner
-from gyre_hpc.controller.cell_rows import Cell
-from gyre_hpc.controller.evaluations import EvaluationPoint
-from gyre_hpc.controller.executions import Execution
-from gyre_hpc.controller.idle import IdleMeter, role_and_cause
-from gyre_hpc.controller.journal import StepTaken
-from gyre_hpc.controller.observer import Observer
-from gyre_hpc.controller.phases import Phase
-from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.cells.cell_rows import Cell
+from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.executions.executions import Execution
+from gyre_hpc.controller.journal.entries import StepTaken
+from gyre_hpc.controller.journal.evaluations import EvaluationPoint
+from gyre_hpc.controller.monitor.idle import IdleMeter, role_and_cause
+from gyre_hpc.controller.monitor.observer import Observer
+from gyre_hpc.controller.monitor.progress import Progress
+from gyre_hpc.controller.training.batches import BatchHooks, BatchRunner
 from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.machine import initial_state

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller import peers as module
-from gyre_hpc.controller.inbound import Connected, Exited, Replaced, Said
-from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.peers import peers as module
+from gyre_hpc.controller.peers.inbound import Connected, Exited, Replaced, Said
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.launch.incarnations import INCARNATIONS_PER_LAUNCH, launch_number
 from gyre_hpc.transport.messages import Goodbye, Hello, Message, PeerKind, Shutdown
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_hpc.config import TasksConfig
-from gyre_hpc.controller import freeze, queries
-from gyre_hpc.controller.evaluations import EvaluationPoint, Evaluations
+from gyre_hpc.controller import freeze
+from gyre_hpc.controller.executions import queries
+from gyre_hpc.controller.journal.evaluations import EvaluationPoint, Evaluations
 from gyre_hpc.records import Assessment, ExecutionId, GroupId, Version
 
 TASKS = TasksConfig()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig
-from gyre_hpc.controller.inbound import Exited, PeerId, Said
+from gyre_hpc.controller.peers.inbound import Exited, PeerId, Said
 from gyre_hpc.controller.reception import Reception
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.records import CellId, Version

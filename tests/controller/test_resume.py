@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gyre_hpc.config import TasksConfig
-from gyre_hpc.controller import resume
-from gyre_hpc.controller.history import History
+from gyre_hpc.controller.executions import resume
+from gyre_hpc.controller.journal.history import History
 from gyre_hpc.records import Assessment, CellId, ClosingReason, ExecutionId, GroupId
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.machine import decide, initial_state

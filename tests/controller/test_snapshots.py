@@ -12,12 +12,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gyre_hpc.controller import history as module
-from gyre_hpc.controller import snapshots
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.history import History, read_history
-from gyre_hpc.controller.journal import Happened, Journal, read_journal
-from gyre_hpc.controller.snapshots import CHECKSUM, Snapshot, Snapshots
+from gyre_hpc.controller.journal import history as module
+from gyre_hpc.controller.journal import snapshots
+from gyre_hpc.controller.journal.entries import Happened
+from gyre_hpc.controller.journal.history import History, read_history
+from gyre_hpc.controller.journal.journal import Journal, read_journal
+from gyre_hpc.controller.journal.snapshots import CHECKSUM, Snapshot, Snapshots
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.errors import CorruptRecord
 from gyre_hpc.schedule.protocol import EndBurst
@@ -203,6 +204,6 @@ def test_a_full_disk_costs_the_snapshot_alone(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     snapshots.write(tmp_path / "0001-000000000001.snapshot", b"before")
-    monkeypatch.setattr("gyre_hpc.controller.snapshots.os.fsync", full)
+    monkeypatch.setattr("gyre_hpc.controller.journal.snapshots.os.fsync", full)
     snapshots.write(tmp_path / "0001-000000000002.snapshot", b"after")
     assert [path.name for path in tmp_path.iterdir()] == ["0001-000000000001.snapshot"]

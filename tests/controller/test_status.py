@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.cli import main
-from gyre_hpc.controller.status import cell_statuses, status_lines
+from gyre_hpc.controller.monitor.status import cell_statuses, status_lines
 from gyre_hpc.transport import messages as msg
 from tests.controller.test_switch_gaps import SteppingCells, SteppingPeers, check
 from tests.controller.world import make_controller, nothing, small_run

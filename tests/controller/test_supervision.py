@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.inbound import NOT_STARTED
-from gyre_hpc.controller.nodes import MOST_S
-from gyre_hpc.controller.peers import Peer
-from gyre_hpc.controller.supervision import RETRY_S, Death, Supervision
+from gyre_hpc.controller.peers.inbound import NOT_STARTED
+from gyre_hpc.controller.peers.nodes import MOST_S
+from gyre_hpc.controller.peers.peers import Peer
+from gyre_hpc.controller.peers.supervision import RETRY_S, Death, Supervision
 from gyre_hpc.errors import NodeUnfit, NoRoom, PeerLost
 from gyre_hpc.transport.messages import PeerKind
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import RunConfig
+from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.cells.switch_steps import LAST, SwitchEnd, read_steps, read_switches
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.inbound import Exited, Said
-from gyre_hpc.controller.journal import Outcome, StepTaken, SwitchStep, read_journal
-from gyre_hpc.controller.peers import Peer
-from gyre_hpc.controller.phases import Direction, Phase
-from gyre_hpc.controller.switch_steps import LAST, SwitchEnd, read_steps, read_switches
+from gyre_hpc.controller.journal.entries import Direction, Outcome, StepTaken, SwitchStep
+from gyre_hpc.controller.journal.journal import read_journal
+from gyre_hpc.controller.peers.inbound import Exited, Said
+from gyre_hpc.controller.peers.peers import Peer
 from gyre_hpc.records import CellId
 from gyre_hpc.transport import messages as msg
 from gyre_hpc.transport.messages import PeerKind, StepName

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.controller.walltime import HOLD, RUN, Durations, permit
+from gyre_hpc.controller.executions.walltime import HOLD, RUN, Durations, permit
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId
 from gyre_hpc.transport.messages import ExecutionOutcome
 

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from gyre_hpc.config import ModelConfig, RunConfig
-from gyre_hpc.controller.claims import Contradiction
 from gyre_hpc.controller.driver import Driver
-from gyre_hpc.controller.history import read_history
-from gyre_hpc.controller.journal import CheckpointWritten, Happened, Journal, read_journal
+from gyre_hpc.controller.journal.entries import CheckpointWritten, Happened
+from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.journal.journal import Journal, read_journal
 from gyre_hpc.controller.steps import Steps
-from gyre_hpc.controller.weights import WeightKeeper, remove_older, unsaved
+from gyre_hpc.controller.training.claims import Contradiction
+from gyre_hpc.controller.training.weights import WeightKeeper, remove_older, unsaved
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.machine import initial_state
@@ -84,7 +85,7 @@ async def test_checkpoints_beyond_those_kept_go_once_the_journal_names_the_newes
     def fsync(descriptor: int) -> None:
         on_disk.append(sorted(path.name for path in weights.layout.checkpoints.iterdir()))
 
-    monkeypatch.setattr("gyre_hpc.controller.journal.os.fsync", fsync)
+    monkeypatch.setattr("gyre_hpc.controller.journal.journal.os.fsync", fsync)
     for folder in folders:
         folder.mkdir()
     weights.checkpointed(Version(3), weights.layout.named(folders[2]))

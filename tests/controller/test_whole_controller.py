@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.journal import Happened, Outcome, StepTaken, read_journal
+from gyre_hpc.controller.journal.entries import Happened, Outcome, StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.records import Version
 from gyre_hpc.schedule.protocol import EvaluationDue
 from gyre_hpc.transport import messages as msg

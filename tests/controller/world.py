@@ -17,11 +17,11 @@ from rich.console import Console
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.context import RunContext
 from gyre_hpc.controller.controller import Controller
-from gyre_hpc.controller.history import read_history
-from gyre_hpc.controller.inbound import Connected, Exited, Inbound, PeerId, Said
-from gyre_hpc.controller.journal import Journal
-from gyre_hpc.controller.peers import Peer
-from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.journal.journal import Journal
+from gyre_hpc.controller.monitor.progress import Progress
+from gyre_hpc.controller.peers.inbound import Connected, Exited, Inbound, PeerId, Said
+from gyre_hpc.controller.peers.peers import Peer
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import Assessment, ClosingReason, ExecutionId, GroupId, Version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyre_hpc.controller.journal import Outcome, Sealed
+from gyre_hpc.controller.journal.entries import Outcome, Sealed
 from gyre_hpc.gateway.call_log import CallLogReader, ExecutionEnd, call_logs
 from gyre_hpc.shards.manifest import read_manifest
 from gyre_hpc.shards.reader import ShardReader

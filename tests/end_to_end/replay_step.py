@@ -13,9 +13,10 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from gyre_hpc.config import load_run_config
-from gyre_hpc.controller.journal import Happened, Outcome, StepTaken, read_journal
+from gyre_hpc.controller.executions.queries import training_query
+from gyre_hpc.controller.journal.entries import Happened, Outcome, StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.controller.processor import Processor
-from gyre_hpc.controller.queries import training_query
 from gyre_hpc.engines.weights import weights_digest
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.schedule.protocol import Dispatch

@@ -19,7 +19,8 @@ from typing import TypeVar
 
 import psutil
 
-from gyre_hpc.controller.journal import AnyEntry, Happened, Outcome, StepTaken, read_journal
+from gyre_hpc.controller.journal.entries import AnyEntry, Happened, Outcome, StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.launch.elsewhere.services import read_service
 from gyre_hpc.launch.incarnations import OUTLIVE
 from gyre_hpc.layout import RunLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from gyre_hpc.controller.journal import AttemptOpened, Outcome, Resumed
+from gyre_hpc.controller.journal.entries import AttemptOpened, Outcome, Resumed
 from gyre_hpc.gateway.call_log import CallLogReader, call_logs
 from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.shards.manifest import read_manifest

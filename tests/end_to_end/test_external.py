@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyre_hpc.controller.journal import Resumed
+from gyre_hpc.controller.journal.entries import Resumed
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import LIMIT_S, Plan, all_gone, gyre, lives
 from tests.end_to_end.test_adoption import BUSY, check_undisturbed, open_calls

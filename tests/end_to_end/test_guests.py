@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.controller.journal import GuestsJoined
+from gyre_hpc.controller.journal.entries import GuestsJoined
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule import protocol as p
 from tests.end_to_end.agreement import check_agreement

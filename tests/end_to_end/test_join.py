@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gyre_hpc.controller.journal import StepTaken
+from gyre_hpc.controller.journal.entries import StepTaken
 from gyre_hpc.report import metrics as m
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import HERE, LIMIT_S, REPO, Plan

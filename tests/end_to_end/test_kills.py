@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from gyre_hpc.controller.journal import AttemptOpened
+from gyre_hpc.controller.journal.entries import AttemptOpened
 from gyre_hpc.gateway.call_log import CallLogReader, call_logs
 from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.report import metrics as m

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyre_hpc.controller.journal import StepTaken
+from gyre_hpc.controller.journal.entries import StepTaken
 from gyre_hpc.records import ClosingReason
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start

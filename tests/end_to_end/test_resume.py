@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.controller.journal import AttemptOpened, CheckpointWritten, Resumed, StepTaken
+from gyre_hpc.controller.journal.entries import AttemptOpened, CheckpointWritten, Resumed, StepTaken
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import Plan, Run, all_gone, refused

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.controller.journal import GuestsJoined, Happened, read_journal
+from gyre_hpc.controller.journal.entries import GuestsJoined, Happened
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.schedule.protocol import CellAdded, CellKind, CellLost
 from tests.end_to_end.runs import SMALL, Plan

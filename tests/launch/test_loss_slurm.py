@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre_hpc.controller.journal import StepTaken, read_journal
+from gyre_hpc.controller.journal.entries import StepTaken
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.launch.nodes.bad_nodes import read_bad_nodes
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import Restored, read_metrics

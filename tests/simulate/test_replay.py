@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.bench import paced
-from gyre_hpc.controller.journal import AnyEntry, Happened, read_journal
+from gyre_hpc.controller.journal.entries import AnyEntry, Happened
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.schedule.protocol import Dispatch, Launch
 from gyre_hpc.schedule.settings import Settings

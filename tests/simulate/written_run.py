@@ -12,7 +12,8 @@ from unittest import mock
 import numpy as np
 
 from gyre_hpc.config import RunConfig, save_run_config
-from gyre_hpc.controller.journal import AnyEntry, AttemptOpened, Happened, Journal, Outcome, Sealed, StepTaken
+from gyre_hpc.controller.journal.entries import AnyEntry, AttemptOpened, Happened, Outcome, Sealed, StepTaken
+from gyre_hpc.controller.journal.journal import Journal
 from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.layout import RunLayout

@@ -18,8 +18,8 @@ import numpy as np
 
 from gyre_hpc.config import RunConfig, TransportConfig
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.channels import ABOUT_CHANNELS, Channels
-from gyre_hpc.controller.peers import Peer
+from gyre_hpc.controller.peers.channels import ABOUT_CHANNELS, Channels
+from gyre_hpc.controller.peers.peers import Peer
 from gyre_hpc.launch.job.allocation import read_allocation
 from gyre_hpc.launch.plan import Launcher, ProcessHandle, ProcessSpec
 from gyre_hpc.launch.slurm import SlurmLauncher

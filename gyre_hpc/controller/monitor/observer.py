@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_rows import Cell
-from gyre_hpc.controller.evaluations import EvaluationPoint
-from gyre_hpc.controller.executions import Execution
-from gyre_hpc.controller.idle import IdleMeter, role_and_cause
-from gyre_hpc.controller.journal import StepTaken
-from gyre_hpc.controller.phases import Phase
-from gyre_hpc.controller.progress import Progress
+from gyre_hpc.controller.cells.cell_rows import Cell
+from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.executions.executions import Execution
+from gyre_hpc.controller.journal.entries import StepTaken
+from gyre_hpc.controller.journal.evaluations import EvaluationPoint
+from gyre_hpc.controller.monitor.idle import IdleMeter, role_and_cause
+from gyre_hpc.controller.monitor.progress import Progress
+from gyre_hpc.controller.training.batches import BatchRunner
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.config_service import StepConfig
-from gyre_hpc.controller.inbound import (
+from gyre_hpc.controller.peers.inbound import (
     NOT_STARTED,
     Connected,
     Exited,
@@ -30,7 +30,7 @@ from gyre_hpc.controller.inbound import (
     Suspected,
     Told,
 )
-from gyre_hpc.controller.nodes import Nodes
+from gyre_hpc.controller.peers.nodes import Nodes
 from gyre_hpc.errors import NoRoom
 from gyre_hpc.launch.elsewhere.remote import RemoteLauncher
 from gyre_hpc.launch.incarnations import LAUNCHES_PER_EPOCH, OUTLIVE, command, launch_number, number_of

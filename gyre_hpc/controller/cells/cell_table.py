@@ -13,9 +13,10 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.cell_rows import NEVER, NOTHING_LOADED, Cell, CellHooks
-from gyre_hpc.controller.phases import TRANSITIONS, Direction, Phase
-from gyre_hpc.controller.step_log import StepLog
+from gyre_hpc.controller.cells.cell_rows import NEVER, NOTHING_LOADED, Cell, CellHooks
+from gyre_hpc.controller.cells.phases import TRANSITIONS, Phase
+from gyre_hpc.controller.cells.step_log import StepLog
+from gyre_hpc.controller.journal.entries import Direction
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import (

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.controller.inbound import NOT_STARTED, PeerId
-from gyre_hpc.controller.nodes import MOST_S
-from gyre_hpc.controller.peers import Peer, Peers
+from gyre_hpc.controller.peers.inbound import NOT_STARTED, PeerId
+from gyre_hpc.controller.peers.nodes import MOST_S
+from gyre_hpc.controller.peers.peers import Peer, Peers
 from gyre_hpc.errors import (
     CorruptRecord,
     GyreError,

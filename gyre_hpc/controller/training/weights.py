@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_hpc.controller.batches import BatchRunner
-from gyre_hpc.controller.cell_table import CellTable
-from gyre_hpc.controller.claims import Contradiction
-from gyre_hpc.controller.journal import CheckpointWritten, Journal
+from gyre_hpc.controller.cells.cell_table import CellTable
+from gyre_hpc.controller.journal.entries import CheckpointWritten
+from gyre_hpc.controller.journal.journal import Journal
+from gyre_hpc.controller.training.batches import BatchRunner
+from gyre_hpc.controller.training.claims import Contradiction
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.state import State

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.endpoints import Endpoints
-from gyre_hpc.controller.inbound import PeerId
-from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.peers.endpoints import Endpoints
+from gyre_hpc.controller.peers.inbound import PeerId
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.errors import ProtocolViolation, StorageFull
 from gyre_hpc.launch.plan import CONTROLLER
 from gyre_hpc.layout import RunLayout

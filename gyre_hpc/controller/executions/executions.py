@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.walltime import RUN, Permit
+from gyre_hpc.controller.executions.walltime import RUN, Permit
 from gyre_hpc.records import SCORED_REASONS, Assessment, ClosingReason, ExecutionId, GroupId
 from gyre_hpc.transport.messages import (
     AssessExecution,

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from gyre_hpc.config import TasksConfig
-from gyre_hpc.controller import queries
-from gyre_hpc.controller.adoption import Holdings
-from gyre_hpc.controller.executions import Execution, ExecutionTable
-from gyre_hpc.controller.history import History
+from gyre_hpc.controller.executions import queries
+from gyre_hpc.controller.executions.executions import Execution, ExecutionTable
+from gyre_hpc.controller.journal.history import History
+from gyre_hpc.controller.peers.adoption import Holdings
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId, GroupId
 from gyre_hpc.schedule.state import Stage

@@ -30,19 +30,6 @@ class Phase(enum.StrEnum):
     LOST = "lost"
 
 
-class Direction(enum.StrEnum):
-    """Why a cell goes through steps."""
-
-    START = "start"
-    TO_TRAINING = "to_training"
-    TO_ROLLOUT = "to_rollout"
-    PUBLICATION = "publication"
-    REVIVAL = "revival"
-    """Its engine died, or was doubted."""
-    DEPARTURE = "departure"
-    """A guest leaves the run."""
-
-
 P = Phase
 TRANSITIONS: frozenset[tuple[Phase, Phase]] = frozenset(
     {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gyre_hpc.controller.journal import SwitchStep
-from gyre_hpc.controller.phases import Phase
-from gyre_hpc.controller.step_log import UnderWay
+from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.cells.step_log import UnderWay
+from gyre_hpc.controller.journal.entries import SwitchStep
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.protocol import AnyEvent, CellKind
 from gyre_hpc.transport.messages import CellSwitched, Manifest, Message, Serial

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.elsewhere.service_job import services_job, submit_services

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.inbound import Exited, Inbound, Said
-from gyre_hpc.controller.peers import Peers
+from gyre_hpc.controller.peers.inbound import Exited, Inbound, Said
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.launch.elsewhere.services import read_service
 from gyre_hpc.launch.elsewhere.survivor import SurvivingProcess
 from gyre_hpc.launch.incarnations import OUTLIVE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.phases import Phase
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.records import CellId
 
 NEVER_BUSY = {

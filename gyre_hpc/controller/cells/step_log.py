@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gyre_hpc.controller.journal import SwitchStep
-from gyre_hpc.controller.phases import Direction
+from gyre_hpc.controller.journal.entries import Direction, SwitchStep
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.messages import DONE, Serial, StepDone, StepName
 

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gyre_hpc.controller.reception import Reception
-from gyre_hpc.controller.weights import unsaved
+from gyre_hpc.controller.executions.executions import ExecutionTable
+from gyre_hpc.controller.peers.inbound import Inbound
+from gyre_hpc.controller.training.batches import BatchRunner
+from gyre_hpc.controller.training.weights import WeightKeeper, unsaved
+from gyre_hpc.schedule.state import State
 
 QUIET_S: Final = 10.0
 """A controller that leaves because nothing is under way has heard nothing for so long: reports may be on their way."""
@@ -25,45 +28,49 @@ LOOK_S: Final = 1.0
 
 @dataclass
 class Leaving:
-    """`reception` holds the state machines of the controller."""
+    """`state` is the schedule's, `note` takes what comes on `inbox`, `fault` tells a person."""
 
-    reception: Reception
+    state: Callable[[], State]
+    executions: ExecutionTable
+    batches: BatchRunner
+    weights: WeightKeeper
+    inbox: asyncio.Queue[Inbound]
+    note: Callable[[Inbound], None]
+    fault: Callable[[str, str], None]
     heard_at: float = field(default_factory=time.monotonic)
     """When the schedule heard something last."""
 
     def idle(self) -> bool:
         """Nothing runs, trains or is published, and the schedule has heard nothing for a while."""
-        its = self.reception
-        ledger = its.batches.ledger
-        training = its.batches.committing or (ledger is not None and bool(ledger.open or ledger.unclaimed))
-        running = any(True for _ in its.executions.started_and_unfinished())
+        ledger = self.batches.ledger
+        training = self.batches.committing or (ledger is not None and bool(ledger.open or ledger.unclaimed))
+        running = any(True for _ in self.executions.started_and_unfinished())
         quiet = time.monotonic() - self.heard_at >= QUIET_S
-        return quiet and not (running or training or its.weights.publishing is not None)
+        return quiet and not (running or training or self.weights.publishing is not None)
 
     async def save(self, left_s: Callable[[], float]) -> None:
         """Write it, unless the core dies or it takes longer than `left_s` says, which is asked about once a second."""
         began = time.monotonic()
         try:
-            await self._serve_while(lambda: self.reception.batches.committing, left_s)
+            await self._serve_while(lambda: self.batches.committing, left_s)
             await self._save(left_s)
         except TimeoutError:
             words = f"no checkpoint of the newest version within {time.monotonic() - began:.0f} s"
-            self.reception.observer.fault("core", words)
+            self.fault("core", words)
 
     async def _save(self, left_s: Callable[[], float]) -> None:
-        driver, weights = self.reception.driver, self.reception.weights
-        version, core = unsaved(driver.state, weights.checkpoint[0]), driver.state.core
+        state, weights = self.state(), self.weights
+        version, core = unsaved(state, weights.checkpoint[0]), state.core
         if version is not None and core is not None:
             weights.save(core, version)
             await self._serve_while(
-                lambda: weights.checkpoint[0] != version and driver.state.core == core, left_s
+                lambda: weights.checkpoint[0] != version and self.state().core == core, left_s
             )
 
     async def _serve_while(self, condition: Callable[[], bool], left_s: Callable[[], float]) -> None:
-        inbox = self.reception.peers.inbox
         while condition():
             left = left_s()
             if left <= 0:
                 raise TimeoutError
             with contextlib.suppress(TimeoutError):
-                self.reception.note(await asyncio.wait_for(inbox.get(), min(left, LOOK_S)))
+                self.note(await asyncio.wait_for(self.inbox.get(), min(left, LOOK_S)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyre_hpc.controller.switch_steps import Switch, SwitchEnd, read_switches
+from gyre_hpc.controller.cells.switch_steps import Switch, SwitchEnd, read_switches
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report import metrics as m
 from gyre_hpc.transport.messages import DONE

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.controller.journal import AnyEntry, Resumed, SwitchStep, read_journal
-from gyre_hpc.controller.phases import Direction
+from gyre_hpc.controller.journal.entries import AnyEntry, Direction, Resumed, SwitchStep
+from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId
 from gyre_hpc.transport.messages import StepName

@@ -14,8 +14,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from gyre_hpc.config import RunConfig
-from gyre_hpc.controller.ending import Cause, Ending, How, how, judge_signal, judge_step, leave_at, revised
-from gyre_hpc.controller.walltime import HOLD, RUN, Durations, Permit, permit
+from gyre_hpc.controller.ending.ending import (
+    Cause,
+    Ending,
+    How,
+    how,
+    judge_signal,
+    judge_step,
+    leave_at,
+    revised,
+)
+from gyre_hpc.controller.executions.walltime import HOLD, RUN, Durations, Permit, permit
 from gyre_hpc.errors import ConfigError, GyreError, HandedBack, NoProgress
 from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.identity import job_id

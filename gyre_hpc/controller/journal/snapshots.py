@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from gyre_hpc.controller.evaluations import EvaluationPoint
-from gyre_hpc.controller.journal import Journal
+from gyre_hpc.controller.journal.evaluations import EvaluationPoint
+from gyre_hpc.controller.journal.journal import Journal
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.state import State
 from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed

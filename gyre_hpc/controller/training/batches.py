@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gyre_hpc.controller.claims import ClaimsLedger, Contradiction
+from gyre_hpc.controller.training.claims import ClaimsLedger, Contradiction
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.schedule.protocol import MicroSteps

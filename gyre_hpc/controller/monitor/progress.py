@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from gyre_hpc.controller.cell_rows import Cell
+from gyre_hpc.controller.cells.cell_rows import Cell
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
 

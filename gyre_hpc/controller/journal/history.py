@@ -13,9 +13,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gyre_hpc.controller.evaluations import Evaluations
-from gyre_hpc.controller.forecasts import Forecasts
-from gyre_hpc.controller.journal import (
+from gyre_hpc.controller.journal.entries import (
     AnyEntry,
     AttemptOpened,
     CheckpointWritten,
@@ -25,9 +23,11 @@ from gyre_hpc.controller.journal import (
     Outcome,
     Resumed,
     Sealed,
-    read_journal,
 )
-from gyre_hpc.controller.snapshots import Snapshot, valid
+from gyre_hpc.controller.journal.evaluations import Evaluations
+from gyre_hpc.controller.journal.forecasts import Forecasts
+from gyre_hpc.controller.journal.journal import read_journal
+from gyre_hpc.controller.journal.snapshots import Snapshot, valid
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.machine import decide, initial_state

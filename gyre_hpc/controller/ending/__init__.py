@@ -1,0 +1,1 @@
+"""A run that ends before its last step: why, when, and what becomes of its job."""

@@ -1,0 +1,1 @@
+"""Executions from launch to outcome, those of an earlier controller among them."""

@@ -1,0 +1,1 @@
+"""What happened in a run, in order, on disk, and what a later controller makes of it."""
