@@ -238,6 +238,7 @@ class Controller:
                 self.guests.dismiss(self.decisions.stop_reason or "done")
             if self.external is not None and (self._ended() or self.departure.ending is None):
                 self.peers.end_external(self.decisions.stop_reason or "done")
+                await self.external.end()
             if self.channels is not None:
                 await self.channels.close()
             why = str(self.departure.ending or self.decisions.stop_reason or "done")

@@ -13,6 +13,7 @@ from gyre_hpc.controller.peers import external as module
 from gyre_hpc.controller.peers.external import ExternalServices
 from gyre_hpc.errors import PeerLost
 from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.elsewhere.service_job import services_job
 from gyre_hpc.launch.job.submit import Submission
 from gyre_hpc.layout import RunLayout
 
@@ -21,7 +22,7 @@ class Away:
     """Peers of which some are away."""
 
     def __init__(self) -> None:
-        self.away: list[str] = ["gateway"]
+        self.away: list[str] = ["gateway", "runner"]
 
     def missing(self) -> list[str]:
         return self.away
@@ -33,11 +34,13 @@ class Bench:
     def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.layout, self.state, self.told = RunLayout(run), "RUNNING", list[str]()
         self.asked = self.submitted = self.refusals = 0
+        self.commands: list[tuple[str, ...]] = []
         self.layout.services.mkdir()
         self.layout.service_job.write_text("7")
         monkeypatch.setattr(module, "LOOK_S", 0.0)
         monkeypatch.setattr(module, "job_state", self._state)
         monkeypatch.setattr(module, "submit_services", self._submit)
+        monkeypatch.setattr(module, "query", self._query)
         self.config, self.peers = RunConfig(), Away()
         self.services = ExternalServices(
             self.config, self.layout, cast(Any, self.peers), lambda who, what: self.told.append(what)
@@ -52,7 +55,12 @@ class Bench:
         if self.refusals:
             self.refusals -= 1
             raise SlurmCommandFailed("Unable to contact slurm controller")
+        layout.service_job.write_text("8")
         return Submission("8", Path(), Path())
+
+    def _query(self, *argv: str) -> str:
+        self.commands.append(argv)
+        return ""
 
     async def looks(self, times: int) -> None:
         until = self.asked + times
@@ -111,3 +119,25 @@ async def test_a_job_that_is_refused_for_good_ends_the_run(bench: Bench) -> None
     with pytest.raises(SlurmCommandFailed):
         await bench.looks(1000)
     assert bench.submitted == module.REFUSALS + 1 and len(bench.told) == 1
+
+
+async def test_services_that_are_on_their_way_when_the_run_ends_do_not_wait_for_it(bench: Bench) -> None:
+    bench.state = "CANCELLED"
+    bench.services.check()
+    bench.services.check()
+    ending = asyncio.create_task(bench.services.end())
+    await asyncio.sleep(0)
+    bench.state = "PENDING"
+    await ending
+    assert bench.commands == [("scancel", services_job(bench.layout))]
+
+
+@pytest.mark.parametrize(
+    ("away", "state"), [(["runner"], "RUNNING"), ([], "RUNNING"), (["gateway", "runner"], "TIMEOUT")]
+)
+async def test_services_that_hear_of_the_end_or_have_ended_are_left_alone(
+    bench: Bench, away: list[str], state: str
+) -> None:
+    bench.peers.away, bench.state = away, state
+    await bench.services.end()
+    assert not bench.commands

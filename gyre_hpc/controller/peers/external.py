@@ -2,7 +2,8 @@
 
 While one of the two is away Slurm is asked about their job, off the loop. A job that has ended is submitted again, or ends
 the run with an error, as `cluster.job.service_lost` says; a state that is not known is no end. Without a job of ours somebody
-has started them by hand (`gyre services RUN`) and is waited for.
+has started them by hand (`gyre services RUN`) and is waited for. When the run ends before its services have come, nobody would
+tell them so: their job is cancelled.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Final
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.errors import PeerLost
-from gyre_hpc.launch.commands import SlurmCommandFailed
+from gyre_hpc.launch.commands import SlurmCommandFailed, query
 from gyre_hpc.launch.elsewhere.service_job import services_job, submit_services
+from gyre_hpc.launch.incarnations import OUTLIVE
 from gyre_hpc.launch.job.state import ENDED, job_state
 from gyre_hpc.layout import RunLayout
 
@@ -52,6 +54,27 @@ class ExternalServices:
         elif self.peers.missing() and time.monotonic() - self._looked_at >= LOOK_S:
             self._looked_at = time.monotonic()
             self._look = asyncio.create_task(asyncio.to_thread(self._ask))
+
+    async def end(self) -> None:
+        """The run is over. Services with a link have been told; where both are away, their job ends here."""
+        if self._look is not None:
+            await asyncio.wait([self._look])
+            if (error := self._look.exception()) is not None:
+                log.warning("%s", error)
+            elif said := self._look.result():
+                self.fault("services", said)
+        if len(self.peers.missing()) == len(OUTLIVE):
+            await asyncio.to_thread(self._cancel)
+
+    def _cancel(self) -> None:
+        job = services_job(self.layout)
+        if not job or job_state(job) in ENDED:
+            return
+        try:
+            query("scancel", job)
+            log.info("job %s of gateway and runner is cancelled: the run is over", job)
+        except SlurmCommandFailed as error:
+            log.error("job %s of gateway and runner waits for a run that is over: %s", job, error.message)
 
     def _ask(self) -> str:
         """What was done about it; "" if nothing had to be."""
