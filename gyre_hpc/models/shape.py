@@ -38,10 +38,6 @@ class ModelShape:
         """Floats of keys and values of one token in one layer."""
         return 2 * self.num_key_value_heads * self.head_dim
 
-    def kv_bytes(self, tokens: int) -> int:
-        """Bytes of float32 KV for `tokens` tokens."""
-        return 4 * tokens * self.num_hidden_layers * self.kv_width
-
     @property
     def float32_bytes(self) -> int:
         """Bytes of all weights, or of their gradient, in float32."""

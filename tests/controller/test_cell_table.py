@@ -7,6 +7,7 @@ import pytest
 from gyre_hpc.controller.cells.cell_rows import CellHooks
 from gyre_hpc.controller.cells.cell_table import MAX_DOUBTS, CellTable
 from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.journal.entries import SwitchStep
 from gyre_hpc.errors import IllegalTransition
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule import protocol as p
@@ -26,13 +27,16 @@ class World:
         self.said: list[msg.Message] = []
         self.events: list[p.AnyEvent] = []
         self.heard: list[int] = []
+        self.steps: list[SwitchStep] = []
+        self.now = 0.0
         hooks = CellHooks(
             cell=lambda cell, message: self.said.append(message),
             gateway=self.said.append,
             feed=self.events.append,
             moved=lambda cell, previous: None,
             switched=lambda cell, message: self.heard.append(message.serial),
-            clock=lambda: 0.0,
+            clock=lambda: self.now,
+            step=self.steps.append,
         )
         self.table = CellTable(hooks, drain_s=2.0, keeps_calls=keeps_calls)
         self.cell = self.table.add(CELL, 11, known=known)
@@ -79,6 +83,20 @@ def test_a_cell_is_routed_before_the_schedule_counts_its_capacity() -> None:
     world.start()
     assert isinstance(world.said[-1], msg.Route)
     assert world.events == [p.CellReady(CELL, p.Role.ROLLOUT)]
+
+
+def test_what_is_journaled_of_a_step_is_told_by_the_clock_of_the_table() -> None:
+    world = World()
+    world.start()
+    world.steps.clear()
+    world.now = 100.0
+    world.into_training()
+    world.now = 107.0
+    world.table.to_rollout(CELL)
+    world.table.lost(CELL)
+    told = {item.step: (item.start, item.end, item.at) for item in world.steps}
+    assert told[msg.StepName.JOIN] == (100.0, 100.0, 100.0)
+    assert told[msg.StepName.LOST] == (107.0, 107.0, 107.0)
 
 
 def test_calls_leave_before_the_engine_does() -> None:

@@ -23,7 +23,6 @@ class Cell:
     id: CellId
     capacity: int
     phase: Phase = Phase.STARTING
-    since: float = 0.0
     address: str = ""
     port: str = ""
     """Address of its page port."""
@@ -68,6 +67,7 @@ class CellHooks:
     switched: Callable[[Cell, CellSwitched], None]
     """A switch that was waited for has ended; its phase changes next."""
     clock: Callable[[], float]
+    """Unix seconds: when steps began and ended."""
     step: Callable[[SwitchStep], None] = lambda step: None
     """A step of a switch has ended: to be journaled."""
     place: Callable[[CellId], int] = lambda cell: 0

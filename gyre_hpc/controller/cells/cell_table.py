@@ -10,7 +10,6 @@ transition that is not listed raises IllegalTransition.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field
 
 from gyre_hpc.controller.cells.cell_rows import NEVER, NOTHING_LOADED, Cell, CellHooks
@@ -67,11 +66,11 @@ class CellTable:
     _serial: Serial = NEVER
 
     def __post_init__(self) -> None:
-        self.steps = StepLog(self.hooks.step)
+        self.steps = StepLog(self.hooks.step, self.hooks.clock)
 
     def add(self, id: CellId, capacity: int, *, known: bool, kind: CellKind = CellKind.OWN) -> Cell:
         """`known`: the schedule counts this cell since its start; else it learns of it by CellAdded."""
-        cell = Cell(id, capacity, known=known, since=self.hooks.clock(), kind=kind)
+        cell = Cell(id, capacity, known=known, kind=kind)
         self.cells[id] = cell
         return cell
 
@@ -87,7 +86,6 @@ class CellTable:
         previous = cell.phase
         cell.phase = to
         self.hooks.moved(cell, previous)
-        cell.since = self.hooks.clock()
 
     # ---- life ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +143,7 @@ class CellTable:
         self._starved.pop(id, None)
         routed = cell.phase in (Phase.ROLLOUT, Phase.LEAVING, Phase.RELOADING, Phase.DOWN)
         why = cell.reason or f"the cell was lost in {cell.phase}"
-        self.steps.own(id, cell.under_way, StepName.LOST, time.time(), outcome=why)
+        self.steps.own(id, cell.under_way, StepName.LOST, self.hooks.clock(), outcome=why)
         cell.under_way = None
         self.move(cell, Phase.LOST)
         if routed:
@@ -240,7 +238,7 @@ class CellTable:
         if _late(message, cell.switch, cell):
             return
         self.hooks.switched(cell, message)
-        began = time.time()
+        began = self.hooks.clock()
         if message.role is Role.TRAINING:
             if cell.phase is Phase.JOINING:
                 self.move(cell, Phase.TRAINING)
@@ -350,7 +348,7 @@ class CellTable:
             self.move(cell, Phase.LOADING)
             self._load(cell)
             return
-        began = time.time()
+        began = self.hooks.clock()
         self.move(cell, Phase.ROLLOUT)
         self._route(cell)
         self._end(cell, StepName.ROUTE, began)

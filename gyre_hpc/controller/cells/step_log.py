@@ -7,7 +7,6 @@ the cell has long gone on. A step of a command nobody remembers is logged and dr
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -32,17 +31,17 @@ class UnderWay:
 
 
 class StepLog:
-    """`journal` is called with every step, in the order in which they are heard of."""
+    """`journal` is called with every step, in the order in which they are heard of. `clock`: Unix seconds."""
 
-    def __init__(self, journal: Callable[[SwitchStep], None]) -> None:
-        self._journal = journal
+    def __init__(self, journal: Callable[[SwitchStep], None], clock: Callable[[], float]) -> None:
+        self._journal, self._clock = journal, clock
         self._switches = 0
         self._commanded: dict[Serial, UnderWay] = {}
 
     def begin(self, direction: Direction) -> UnderWay:
         """A switch begins."""
         self._switches += 1
-        return UnderWay(self._switches, direction, time.time())
+        return UnderWay(self._switches, direction, self._clock())
 
     def commanded(self, serial: Serial, switch: UnderWay | None) -> None:
         """The command of this serial is part of the switch."""
@@ -59,7 +58,7 @@ class StepLog:
             return
         self._journal(
             SwitchStep(
-                at=time.time(),
+                at=self._clock(),
                 direction=switch.direction,
                 cell=message.cell,
                 switch=switch.number,
@@ -86,7 +85,7 @@ class StepLog:
         """A step of the controller itself ends here; none outside a switch."""
         if switch is None:
             return
-        end = time.time()
+        end = self._clock()
         self._journal(
             SwitchStep(
                 at=end,

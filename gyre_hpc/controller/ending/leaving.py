@@ -15,6 +15,7 @@ from typing import Final
 
 from gyre_hpc.controller.executions.executions import ExecutionTable
 from gyre_hpc.controller.peers.inbound import Inbound
+from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.controller.training.batches import BatchRunner
 from gyre_hpc.controller.training.weights import WeightKeeper, unsaved
 from gyre_hpc.schedule.state import State
@@ -28,13 +29,13 @@ LOOK_S: Final = 1.0
 
 @dataclass
 class Leaving:
-    """`state` is the schedule's, `note` takes what comes on `inbox`, `fault` tells a person."""
+    """`state` is the schedule's, `note` takes what comes from `peers`, `fault` tells a person."""
 
     state: Callable[[], State]
     executions: ExecutionTable
     batches: BatchRunner
     weights: WeightKeeper
-    inbox: asyncio.Queue[Inbound]
+    peers: Peers
     note: Callable[[Inbound], None]
     fault: Callable[[str, str], None]
     heard_at: float = field(default_factory=time.monotonic)
@@ -73,4 +74,4 @@ class Leaving:
             if left <= 0:
                 raise TimeoutError
             with contextlib.suppress(TimeoutError):
-                self.note(await asyncio.wait_for(self.inbox.get(), min(left, LOOK_S)))
+                self.note(await asyncio.wait_for(self.peers.inbox.get(), min(left, LOOK_S)))

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gyre_hpc.engines.torch.attention import Segment, decode_attention, prefill_attention
 from gyre_hpc.engines.torch.calls import Call, Finish, Stage
 from gyre_hpc.engines.torch.host_pages import HostPages
 from gyre_hpc.engines.torch.model import Qwen3
+from gyre_hpc.engines.torch.passes import decode_pass, next_chunk, prefill_pass
 from gyre_hpc.engines.torch.pool import PagePool, PrefixKeys
 from gyre_hpc.engines.torch.sampling import sample
 from gyre_hpc.errors import IllegalTransition
@@ -74,7 +74,6 @@ class Batcher:
         self._live: list[Call] = []
         self._admitted = 0
         self._table = np.zeros((capacity, -(-max_context // page_tokens)), dtype=np.int64)
-        self._columns = np.arange(self._table.shape[1] * page_tokens)
         self.allocate()
 
     def allocate(self) -> None:
@@ -250,57 +249,18 @@ class Batcher:
 
     def _prefill(self) -> None:
         """One chunk over the admitted calls, oldest first; calls whose ids are all computed sample and go LIVE."""
-        parts = self._next_chunk()
-        ids, positions, slots, segments = self._ragged(parts)
-        done = [
-            segment.end - 1
-            for (call, _, last), segment in zip(parts, segments, strict=True)
-            if last == len(call.ids)
-        ]
-        logits = self.model.logits(
-            torch.tensor(ids),
-            positions,
-            slots,
-            self.kv,
-            prefill_attention(self.kv, self.model.shape, self.page_tokens, segments),
-            torch.tensor(done, dtype=torch.int64),
-        )
-        self.counters.tokens_prefilled += len(ids)
-        for call, _, last in parts:
-            call.computed = last
-            self._publish(call)
-        ready = [call for call, _, last in parts if last == len(call.ids)]
+        parts = next_chunk(self._prefilling, self._prefill_tokens)
+        logits = prefill_pass(self.model, self.kv, self.page_tokens, parts)
+        for part in parts:
+            self.counters.tokens_prefilled += part.last - part.first
+            part.call.computed = part.last
+            self._publish(part.call)
+        ready = [part.call for part in parts if part.ends]
         for call in ready:
             self._prefilling.remove(call)
             self._go_live(call)
         if ready:
             self._emit(ready, logits)
-
-    def _next_chunk(self) -> list[tuple[Call, int, int]]:
-        """(call, first, last) of the ids to compute next: first..last-1, at most `prefill_tokens` in all."""
-        budget, parts = self._prefill_tokens, []
-        for call in self._prefilling:
-            last = min(call.computed + budget, len(call.ids))
-            if last > call.computed:
-                parts.append((call, call.computed, last))
-                budget -= last - call.computed
-        return parts
-
-    def _ragged(
-        self, parts: list[tuple[Call, int, int]]
-    ) -> tuple[list[int], torch.Tensor, torch.Tensor, list[Segment]]:
-        """Ids, positions and KV slots of the parts end to end, and which rows are whose."""
-        ids: list[int] = []
-        positions, slots, segments = [], [], []
-        for call, first, last in parts:
-            where = np.arange(first, last)
-            pages = np.asarray(call.pages[: -(-last // self.page_tokens)])
-            positions.append(where)
-            slots.append(pages[where // self.page_tokens] * self.page_tokens + where % self.page_tokens)
-            segments.append(Segment(len(ids), len(ids) + last - first, last, torch.from_numpy(pages)))
-            ids += call.ids[first:last]
-        joined = [torch.from_numpy(np.concatenate(rows)) for rows in (positions, slots)]
-        return ids, joined[0], joined[1], segments
 
     def _go_live(self, call: Call) -> None:
         self._table[len(self._live), : len(call.pages)] = call.pages
@@ -315,23 +275,7 @@ class Batcher:
         live = list(self._live)
         if not live:
             return
-        positions = np.fromiter((len(call.ids) for call in live), np.int64, len(live)) - 1
-        columns = int(positions.max()) // self.page_tokens + 1
-        table = self._table[: len(live), :columns]
-        page = table[np.arange(len(live)), positions // self.page_tokens]
-        seen = self._columns[: columns * self.page_tokens] <= positions[:, None]
-        mask = np.where(seen, np.float32(0), np.float32(-np.inf))
-        attend = decode_attention(
-            self.kv, self.model.shape, torch.from_numpy(table), torch.from_numpy(mask)[:, None, None]
-        )
-        logits = self.model.logits(
-            torch.tensor([call.ids[-1] for call in live]),
-            torch.from_numpy(positions),
-            torch.from_numpy(page * self.page_tokens + positions % self.page_tokens),
-            self.kv,
-            attend,
-            None,
-        )
+        logits = decode_pass(self.model, self.kv, self.page_tokens, live, self._table[: len(live)])
         for call in live:
             call.computed += 1
             if call.computed % self.page_tokens == 0:
