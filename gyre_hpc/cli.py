@@ -19,7 +19,7 @@ from rich.console import Console
 from gyre_hpc.errors import ConfigError, GyreError, MissingInput
 
 BENCHES = ("tree", "train-tree", "gateway", "schedule", "simulate", "regions", "switch", "scores")
-BENCH_OPTIONS = {"switch": {"switches"}, "schedule": {"rows"}}
+BENCH_OPTIONS = {"switch": {"switches"}, "schedule": {"rows", "steps"}}
 """Options of `gyre bench` that only these take."""
 
 
@@ -146,9 +146,10 @@ def _bench(arguments: list[str]) -> None:
     parser.add_argument("name", choices=BENCHES)
     parser.add_argument("--switches", type=int, help="switch: how many role switches to make (200)")
     parser.add_argument("--rows", help="schedule: only these rows of the ladder, for example gyre,async")
+    parser.add_argument("--steps", type=int, help="schedule: steps measured in each row, at most (9)")
     options = parser.parse_args(arguments)
     name = options.name
-    given = {"switches": options.switches, "rows": options.rows}
+    given = {"switches": options.switches, "rows": options.rows, "steps": options.steps}
     wishes = {key: value for key, value in given.items() if value is not None}
     if unfit := wishes.keys() - BENCH_OPTIONS.get(name, set()):
         parser.error(f"--{min(unfit)} is not for `gyre bench {name}`")

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,15 +151,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its metrics and the CPU samples taken meanwhile."""
+    """A run that has ended: its metrics, the CPU samples taken meanwhile, its folder, and whether its time was over first."""
 
     lines: list[m.AnyMetric]
     loads: list[Load]
+    folder: Path | None = None
+    cut: bool = False
 
     def cpu_shares(self, first: int, last: int) -> tuple[float, float]:
         """(all programs, the run's own) share of the machine's CPUs from step `first` to step `last`."""
         begin = next(load for load in self.loads if load.steps >= first)
-        end = next(load for load in self.loads if load.steps >= last)
+        end = next((load for load in self.loads if load.steps >= last), self.loads[-1])
         seconds = end.total - begin.total
         return (end.busy - begin.busy) / seconds, (end.own - begin.own) / seconds
 
@@ -170,20 +172,37 @@ def overrides(script: Script, policy: Path, root: Path) -> list[str]:
     return ["experiment=paced", f"model.path={policy}", f"root={root}", f"harness.command=[{words}]"]
 
 
-def run(arguments: list[str], root: Path, timeout_s: float) -> Run:
-    """`gyre train` with these overrides in the empty folder `root`. Raises GyreError with its last words if it fails."""
+Told = Callable[[int, float], None]
+"""Hears (steps taken, seconds since the start)."""
+
+
+def _silent(steps: int, seconds: float) -> None:
+    """Nobody listens."""
+
+
+def run(
+    arguments: list[str], root: Path, timeout_s: float, *, told: Told = _silent, may_cut: bool = False
+) -> Run:
+    """`gyre train` with these overrides in the empty folder `root`; `told` hears of it about once a second.
+
+    Raises GyreError with its last words if it fails, or takes too long: unless `may_cut`, then it is ended and counts as far as
+    it came.
+    """
     loads: list[Load] = []
+    begin = time.monotonic()
     process = start(arguments, root)
-    deadline = time.monotonic() + timeout_s
     try:
-        while runs_on(process) and time.monotonic() < deadline:
+        while (live := runs_on(process)) and time.monotonic() - begin < timeout_s:
             loads.append(_load(process, lines_of(root, "step")))
+            told(loads[-1].steps, time.monotonic() - begin)
     finally:
         end(process)
-    if process.returncode != 0 or time.monotonic() >= deadline:
+    failed = not may_cut if live else process.returncode != 0
+    if failed:
         raise failure(process, root)
-    lines = [line for path in root.glob("*/metrics.jsonl") for line in m.read_metrics(path)]
-    return Run(lines, loads)
+    folders = [path.parent for path in root.glob("*/metrics.jsonl")]
+    lines = [line for folder in folders for line in m.read_metrics(folder / "metrics.jsonl")]
+    return Run(lines, loads, next(iter(folders), None), live)
 
 
 def start(arguments: list[str], root: Path) -> psutil.Popen:

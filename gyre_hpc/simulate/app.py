@@ -1,8 +1,8 @@
 """`gyre simulate`: composes the call, runs its study and shows it as a table, or with --json as one JSON line.
 
 JSON: `{"ladder": {ROW: {mean, low, high}}}`, `{"paper_2p4t": {"async" | "colocate": {mean, low, high}}}`,
-`{"beyond": {WORLD: {ratio, low, high, gap_bb, gap_wc, staleness}}, "beyond_x075": {...}}`, or for a design of one's own
-`{"design": {...}}`. Ratios are times over E0's (or over gyre's with 4 cells) in the same random worlds; intervals are 95 %;
+`{"beyond": {WORLD: {ratio, low, high, gap_bb, gap_wc, staleness}}, "beyond_x075": {...}}`,
+`{"baselines": {WORLD: {ROW: {ratio, ...}}}}`, or for a design of one's own `{"design": {...}}`. Ratios are times over E0's (or over gyre's with 4 cells) in the same random worlds; intervals are 95 %;
 gaps are time over the bound minus 1, null where the bound does not hold.
 """
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from gyre_hpc.hydra_app import reference
 from gyre_hpc.schedule.settings import LaunchOrder, PolicyName
 from gyre_hpc.simulate import app_tables
+from gyre_hpc.simulate.baselines import OURS, baselines
 from gyre_hpc.simulate.beyond import Comparison, beyond
 from gyre_hpc.simulate.choose import choose
 from gyre_hpc.simulate.designs import Design
@@ -64,7 +65,8 @@ def _beyond(config: SimulateConfig, overrides: list[str], tables: Console | None
     found: list[Comparison] = []
     for comparison in beyond(config, overrides):
         found.append(comparison)
-        _draw_world(comparison, config, overrides, tables)
+        shown = {"E0": comparison.base, "A": comparison.bundle}
+        _draw_world(comparison.world, shown, "E0", config, overrides, tables)
         if tables:
             tables.print(f"{comparison.world} measured", style="dim")
     if tables:
@@ -73,6 +75,16 @@ def _beyond(config: SimulateConfig, overrides: list[str], tables: Console | None
         "beyond": {each.world: _beside(each.bundle, each.base) for each in found},
         "beyond_x075": {each.world: _beside(each.less_training, each.base) for each in found},
     }
+
+
+def _baselines(config: SimulateConfig, overrides: list[str], tables: Console | None) -> Shown:
+    found: Shown = {}
+    for world, rows in baselines(config, overrides):
+        found[world] = {name: _beside(row, rows[OURS]) for name, row in rows.items()}
+        _draw_world(world, rows, OURS, config, overrides, tables)
+        if tables:
+            app_tables.designs(rows, OURS, tables, title=world)
+    return {"baselines": found}
 
 
 def _beside(mine: Measured, base: Measured) -> dict[str, object]:
@@ -120,13 +132,18 @@ def _draw(
 
 
 def _draw_world(
-    comparison: Comparison, config: SimulateConfig, overrides: list[str], tables: Console | None
+    world: str,
+    rows: Mapping[str, Measured],
+    base: str,
+    config: SimulateConfig,
+    overrides: list[str],
+    tables: Console | None,
 ) -> None:
-    """Pictures of E0 and bundle A in a folder of the world's name."""
+    """Pictures in a folder of the world's name."""
     if config.pictures:
-        folder = str(Path(config.pictures, comparison.world))
-        there = replace(config, pictures=folder, world=compose_world(list(overrides), comparison.world))
-        _draw({"E0": comparison.base, "A": comparison.bundle}, "E0", there, tables)
+        folder = str(Path(config.pictures, world))
+        there = replace(config, pictures=folder, world=compose_world(list(overrides), world))
+        _draw(rows, base, there, tables)
 
 
 def own_design(config: SimulateConfig, window: Window) -> Design:
@@ -151,9 +168,16 @@ _TITLES = {
     "ladder": "The paper's ladder",
     "fixed_pools": "Fixed pools and elastic cells",
     "beyond": "Beyond the paper: bundle A",
+    "baselines": "Gyre and its baselines",
     "design": "A design",
 }
-_STUDIES = {"ladder": _ladder, "fixed_pools": _fixed_pools, "beyond": _beyond, "design": _design}
+_STUDIES = {
+    "ladder": _ladder,
+    "fixed_pools": _fixed_pools,
+    "beyond": _beyond,
+    "baselines": _baselines,
+    "design": _design,
+}
 
 
 def help_text() -> str:

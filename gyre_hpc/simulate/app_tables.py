@@ -21,9 +21,9 @@ LEGEND = (
 )
 
 
-def designs(rows: dict[str, Measured], base: str, console: Console) -> None:
+def designs(rows: dict[str, Measured], base: str, console: Console, title: str = "design") -> None:
     """One row per design, times over `base`."""
-    table = _table("design")
+    table = _table(title)
     for name, row in rows.items():
         table.add_row(name, *_cells(row, rows[base]))
     console.print(table)

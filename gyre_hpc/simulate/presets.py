@@ -119,7 +119,7 @@ class SimulateConfig:
 
     world: WorldConfig = field(default_factory=WorldConfig)
     study: str = "design"
-    """`design` (one schedule of your own), `ladder`, `fixed_pools`, or `beyond`; presets set it."""
+    """`design` (one schedule of your own), `ladder`, `fixed_pools`, `beyond`, or `baselines`; presets set it."""
     worlds: list[str] = field(default_factory=list)
     """Worlds of a study that runs in several."""
     trace: str = ""
@@ -135,7 +135,7 @@ class SimulateConfig:
     schedule: str = "gyre"
     """Policy of your design: gyre, colocate or async."""
     cells: int = 8
-    """Cells of your design (gyre)."""
+    """Cells of your design (gyre), and of every design of the study `baselines`."""
     pool_nodes: float = 0.0
     """Nodes that serve rollout all the time, outside the cells (gyre, colocate)."""
     training_nodes: float = 0.0
@@ -211,7 +211,7 @@ def _check(config: SimulateConfig) -> None:
         if value <= 0:
             least = "2 or more" if key in ("seeds", "world.executions_per_group") else "a positive number"
             raise ConfigError(f"{key} is too small", fix=f"set {key} to {least}")
-    _check_choice("study", config.study, ("design", "ladder", "fixed_pools", "beyond"))
+    _check_choice("study", config.study, ("design", "ladder", "fixed_pools", "beyond", "baselines"))
     _check_choice("schedule", config.schedule, ("gyre", "colocate", "async"))
     _check_choice("launch_order", config.launch_order, ("fifo", "longest_first"))
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 import pytest
 
 from gyre_hpc import models
 from gyre_hpc.bench import paced, scripted_agent
 from gyre_hpc.bench.schedule import ENTRANTS
 from gyre_hpc.config import TasksConfig
+from gyre_hpc.errors import GyreError
 from gyre_hpc.executions.evaluation import read_score
 from gyre_hpc.executions.tasks import task_source
 from gyre_hpc.hydra_app import compose
+from gyre_hpc.report import metrics as m
 
 FAMILY = "gyre_hpc.bench.paced/PacedFamily"
 
@@ -164,3 +168,32 @@ def test_every_entrant_has_the_same_mean_staleness_devices_and_work(tmp_path: Pa
             runs[0].seed,
         )
         assert run.harness.command == script.command()
+
+
+def sleeper(arguments: list[str], root: Path) -> psutil.Popen:
+    """Instead of a run: steps are there at once, then nothing more happens."""
+    folder = root / "paced-1"
+    folder.mkdir(parents=True)
+    (root / paced.OUTPUT).write_text("last words")
+    writer = m.MetricsWriter(folder / "metrics.jsonl")
+    writer.write(m.Step(1.0, 1, 0.5, 2, 8, 8, 100, (0, 0), {}, 1.0))
+    writer.close()
+    return psutil.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+def test_a_run_whose_time_is_over_fails_or_counts_as_far_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced, "start", sleeper)
+    monkeypatch.setattr(paced, "POLL_S", 0.02)
+    told: list[int] = []
+    cut = paced.run([], tmp_path / "a", 0.5, told=lambda steps, _: told.append(steps), may_cut=True)
+    assert cut.cut and cut.folder == tmp_path / "a" / "paced-1"
+    assert set(told) == {1} and [type(line) for line in cut.lines] == [m.Step]
+    with pytest.raises(GyreError, match="last words"):
+        paced.run([], tmp_path / "b", 0.1)
+
+
+def test_cpu_shares_of_a_run_end_with_its_last_sample() -> None:
+    run = paced.Run([], [paced.Load(0, 0.0, 0.0, 0.0), paced.Load(3, 4.0, 2.0, 10.0)])
+    assert run.cpu_shares(0, 6) == (0.4, 0.2)

@@ -54,6 +54,45 @@ def test_a_run_that_took_too_few_steps_is_invalid() -> None:
         schedule.observe(ENTRANT, synthetic(4), steps=4)
 
 
+def test_a_run_cut_short_counts_with_the_whole_bursts_it_made() -> None:
+    cut = dataclasses.replace(synthetic(5), cut=True)
+    seen = schedule.observe(ENTRANT, cut, steps=4)
+    assert seen.seconds_per_step == pytest.approx(5.0)
+    assert seen.staleness == 0.5
+    assert seen.span == "steps 3 to 4 of 6: its time was over"
+    assert schedule.observe(ENTRANT, synthetic(), steps=4).span == "steps 3 to 6"
+
+
+def test_a_run_cut_in_its_first_burst_is_invalid() -> None:
+    cut = dataclasses.replace(synthetic(3), cut=True)
+    with pytest.raises(InvalidRun, match="needs 2, 6"):
+        schedule.observe(ENTRANT, cut, steps=4)
+
+
+def test_a_ratio_is_bounded_by_what_any_schedule_could_take() -> None:
+    ours, *others = results()
+    found = schedule.figures([dataclasses.replace(ours, bound_s=4.0, span="steps 4 to 12"), *others])
+    assert found["colocate_over_gyre"].bound == pytest.approx(6.5 / 4.0)
+    assert found["seconds_per_step_gyre"].bound == 4.0
+    assert found["seconds_per_step_gyre"].against == "steps 4 to 12"
+    assert schedule.figures(results())["colocate_over_gyre"].bound is None
+
+
+def test_each_step_of_a_row_is_told_once_with_the_time_left(caplog: pytest.LogCaptureFixture) -> None:
+    told = schedule.Progress("row 2 of 6, colocate", 12)
+    for steps, seconds in ((0, 1.0), (0, 2.0), (3, 30.0), (3, 31.0), (6, 60.0)):
+        told(steps, seconds)
+    assert [record.message for record in caplog.records] == [
+        "row 2 of 6, colocate: step 3 of 12 after 30 s",
+        "row 2 of 6, colocate: step 6 of 12 after 60 s, 60 s left",
+    ]
+
+
+def test_less_than_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="0 steps"):
+        schedule.run(steps=0)
+
+
 def results(**changes: float) -> list[Measured]:
     gyre = Measured("gyre", 5.0, 1.0, 0.4, 0.3, {}, {})
     colocate = dataclasses.replace(gyre, name="colocate", seconds_per_step=6.5)

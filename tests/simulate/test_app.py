@@ -108,6 +108,24 @@ def test_beyond_names_each_world_twice(capsys: pytest.CaptureFixture[str]) -> No
             assert set(row) == {"ratio", "low", "high", "gap_bb", "gap_wc", "staleness"}
 
 
+def test_every_baseline_stands_beside_gyre_in_each_world(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ("preset=baselines", "--json", "worlds=[P1]", "staleness=1", "steps=6", "warm_up=6", *TINY)
+    code, said, _ = simulate(capsys, *call)
+    rows = json.loads(said)["baselines"]["P1"]
+    assert code == 0
+    assert list(rows) == [
+        "gyre",
+        "colocate",
+        "colocate_pool",
+        "colocate_pool_whole",
+        "async",
+        "async_whole",
+    ]
+    assert rows["gyre"]["ratio"] == 1.0
+    assert rows["async"]["ratio"] <= rows["async_whole"]["ratio"]
+    assert all(row["staleness"] == pytest.approx(1.0, abs=0.1) for row in rows.values())
+
+
 def test_a_design_of_ones_own_on_a_trace_of_ones_own(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
