@@ -10,7 +10,7 @@ from gyre_hpc.bench.schedule_bounds import least_seconds, least_seconds_per_step
 from gyre_hpc.simulate.bounds import work_conservation_s
 from gyre_hpc.simulate.recorded import read_recording
 from gyre_hpc.simulate.workload import GroupWork
-from tests.simulate.tiny import world
+from gyre_hpc.simulate.world import Place, World
 from tests.simulate.written_run import Written, config, write_run
 
 
@@ -36,7 +36,7 @@ def test_with_extra_dispatch_only_work_conservation_is_left(tmp_path: Path) -> N
 def test_each_burst_waits_for_its_own_longest_execution() -> None:
     """Two cells of 8 places: one long execution holds its burst, then its group is trained by the whole machine."""
     short, long = (GroupWork((seconds, seconds), (1.0, 1.0), seconds) for seconds in (1.0, 50.0))
-    machine = world(2)
+    machine = World(cells=(Place(1.0, 8), Place(1.0, 8)))
     each = 50.0 + 2.0 / machine.nodes
     assert least_seconds([short, long, long, short], machine, 2) == pytest.approx(2 * each)
     assert least_seconds([short, long, long, short], machine, 4) == pytest.approx(50.0 + 4.0 / machine.nodes)
