@@ -44,3 +44,14 @@ def summarise(sums: Mapping[str, float]) -> dict[str, float]:
     if sums.get("supervised"):
         summary["supervised_loss"] = sums["supervised_loss"] / sums["supervised"]
     return summary
+
+
+def alarms(metrics: Mapping[str, float]) -> list[str]:
+    """What in a step's summarised metrics a person should look at, in words."""
+    clipped = metrics.get("clip_share", 0.0)
+    if clipped <= CLIP_SHARE_ALARM:
+        return []
+    return [
+        f"the clip removed the gradient of {clipped:.0%} of the targets: the step learned next to nothing; look at the "
+        "mismatch between engine and trainer, the staleness, and the objective's bounds"
+    ]

@@ -171,6 +171,15 @@ def test_a_step_is_scored_by_the_valid_rewards_of_its_groups(watch: Watch) -> No
     assert (line.micro_steps, line.tokens_trained, line.staleness, line.seconds) == (3, 900, (0, 2), 4.0)
 
 
+@pytest.mark.parametrize(("clip_share", "told"), [(0.8, 0), (0.81, 1)])
+def test_a_step_that_learned_next_to_nothing_is_told(watch: Watch, clip_share: float, told: int) -> None:
+    owners = ((CellId(0), ("a",)),)
+    record = StepTaken(0.0, 3, Version(4), 5, owners, {"clip_share": clip_share}, (0,), 900)
+    watch.observer.step(record, 4, [], 1)
+    faults = watch.lines(m.Fault)
+    assert len(faults) == told and all(f.who == "step 4" and "81%" in f.what for f in faults)
+
+
 def test_an_execution_without_a_record_of_calls_counts_none(watch: Watch) -> None:
     outcome = ExecutionOutcome(
         ExecutionId(3), 1, None, "patchkit:1", ClosingReason.INFRASTRUCTURE, 4.0, True, None

@@ -17,6 +17,7 @@ from gyre_hpc.controller.training.batches import BatchRunner
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
+from gyre_hpc.training.metrics import alarms
 from gyre_hpc.transport.messages import CellSwitched, GroupProcessed, StepName
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Observer:
         )
         self.writer.write(line)
         self.progress.step(line, step)
+        for alarm in alarms(record.metrics):
+            self.fault(f"step {step}", alarm)
 
     def ended(self, execution: Execution) -> None:
         """An execution has its final outcome."""
