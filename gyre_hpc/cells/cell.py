@@ -281,6 +281,10 @@ class Cell:
                 return
             if arrays is not None:
                 await self._trainer.load_weights(arrays, message.version)
+            if (held := self._trainer.version) != message.version:
+                raise ProtocolViolation(
+                    f"batch {message.batch} trains version {message.version}, held is {held}"
+                )
             self._work = BatchWork(message.batch)
         self._ask()
 

@@ -19,7 +19,7 @@ from gyre_hpc.cells.memory_ledger import Available, MemoryLedger
 from gyre_hpc.cells.roles import CellRole
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.engines.client import EngineUnreachable
-from gyre_hpc.errors import IllegalTransition
+from gyre_hpc.errors import IllegalTransition, ProtocolViolation
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, GroupId, Version
 from gyre_hpc.schedule.protocol import Role
@@ -199,11 +199,11 @@ class Bench:
         manifest = self.regions.publish(RegionKind.MICRO_STEPS, step.id, 0, "", step.to_arrays())
         return MicroStepRef(step.id, GroupId(0), V0, tokens, 1, manifest)
 
-    async def train(self, *, core: bool) -> None:
-        """Through rollout into training, in batch 0."""
+    async def train(self, *, core: bool, version: Version = V0) -> None:
+        """Through rollout into training, in batch 0 of weights `version`."""
         await self.tell(BecomeEngine(V0, self.weights(), S0))
         await self.tell(
-            BecomeTrainer(0, core, None if core else self.weights(), V0, S1), StartBatch(0, V0, None)
+            BecomeTrainer(0, core, None if core else self.weights(), V0, S1), StartBatch(0, version, None)
         )
 
 
@@ -369,6 +369,12 @@ async def test_a_satellite_whose_snapshot_died_with_the_core_trains_once_there_i
     assert (bench.trainer.version, bench.trainer.weight) == (V1, 5.0)
 
 
+async def test_a_cell_never_trains_other_weights_than_those_of_the_batch(bench: Bench) -> None:
+    await bench.train(core=False)
+    with pytest.raises(ProtocolViolation, match="batch 1 trains version 1, held is 0"):
+        await bench.tell(StartBatch(1, V1, None))
+
+
 async def test_a_dead_engine_is_reported_at_once_and_serves_its_version_again(bench: Bench) -> None:
     await bench.tell(BecomeEngine(V1, bench.weights(V1), S0))
     bench.engine.alive = False
@@ -400,7 +406,7 @@ async def test_published_weights_stay_for_the_burst_and_no_longer(bench: Bench) 
 async def test_a_restored_core_offers_its_weights_whatever_its_role(bench: Bench, tmp_path: Path) -> None:
     (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V1))
     assert isinstance(restored, TrainerRestored) and restored.weights.version == V1
-    await bench.train(core=True)
+    await bench.train(core=True, version=V1)
     (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V1))
     assert isinstance(restored, TrainerRestored)
 

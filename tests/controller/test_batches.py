@@ -171,10 +171,45 @@ def test_a_contribution_the_core_could_not_pull_is_worked_again() -> None:
     world.runner.contribution(SAT, msg.Contribution(0, (name,), manifest("g1", 3)))
     world.runner.commit_failed(SAT, 0)
     assert world.counts[-1] == (1, 0)
+    assert (SAT, msg.ContributionCommitted(0)) in world.sent, "its gradient is of no use: it is freed"
+    assert not world.runner.enrol(SAT), "what it contributes next would lie at the same place"
     assert world.work(CORE) == name
     world.runner.close()
     commits = world.of(msg.CommitBatch)
     assert len(commits) == 2 and commits[-1][1].contributions == ()  # type: ignore[attr-defined]
+    world.runner.release()
+    world.runner.open(1, CORE, Version(3), Version(4))
+    assert world.runner.enrol(SAT)
+
+
+def test_a_contribution_that_nobody_made_cannot_fail() -> None:
+    world = World()
+    world.runner.add_group(*group(1, 1))
+    world.runner.enrol(CORE)
+    world.runner.enrol(SAT)
+    world.work(CORE)
+    world.runner.close()
+    with pytest.raises(Contradiction, match="cell 0 could not pull a contribution of cell 1"):
+        world.runner.commit_failed(SAT, 0)
+
+
+def test_a_snapshot_counts_as_loaded_only_once_the_satellite_claims_with_it() -> None:
+    """The core dies while it is pulled and is restored at the same version: the satellite still holds older weights."""
+    world = World()
+    world.runner.trainer_version[SAT] = Version(2)
+    world.runner.enrol(SAT)
+    world.runner.release()
+    world.runner.snapshot_ready(manifest("weights of the restored core", 3))
+    world.runner.open(1, LATE, Version(3), Version(4))
+    world.runner.postponed(SAT, 0)
+    assert world.runner.enrol(SAT)
+    start = world.of(msg.StartBatch)[-1][1]
+    assert start.weights.name == "weights of the restored core"  # type: ignore[attr-defined]
+    world.runner.claim(SAT, 1)
+    world.runner.release()
+    world.runner.open(2, LATE, Version(3), Version(4))
+    world.runner.enrol(SAT)
+    assert world.of(msg.StartBatch)[-1][1].weights is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("batch", "committing"), [(7, True), (0, False)])

@@ -23,7 +23,13 @@ from gyre_hpc.schedule.machine import initial_state
 from gyre_hpc.schedule.protocol import EvaluationDue
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
-from gyre_hpc.transport.messages import Manifest, RegionKind, RestoreTrainer, TrainerRestored
+from gyre_hpc.transport.messages import (
+    Manifest,
+    PublishWeights,
+    RegionKind,
+    RestoreTrainer,
+    TrainerRestored,
+)
 
 
 def state(**changes: Any) -> State:
@@ -100,6 +106,27 @@ def test_a_checkpoint_that_the_journal_does_not_name_costs_no_older_one_its_plac
         (tmp_path / f"v{version:06d}").mkdir()
     remove_older(tmp_path / "v000002", keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v000002", "v000003"]
+
+
+def test_drafts_of_cores_that_were_lost_go_with_the_next_checkpoint(tmp_path: Path) -> None:
+    for name in ("v000002", ".v000002.draft-7", ".v000001.replaced-8", ".v000003.draft-9", "v000001"):
+        (tmp_path / name).mkdir()
+    remove_older(tmp_path / "v000002", keep=2)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".v000003.draft-9", "v000001", "v000002"], "a later version is being written"
+
+
+async def test_a_checkpoint_that_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
+    """A restored core publishes what the lost one had saved and not yet published."""
+    weights, sent = keeper(tmp_path, keep=1), list[Any]()
+    weights.send = lambda cell, message: sent.append(message)
+    weights.publish(CellId(0), Version(3), last=False)
+    weights.layout.checkpoint(Version(3)).mkdir()
+    weights.checkpointed(Version(3), "checkpoints/v000003")
+    weights.publish(CellId(1), Version(3), last=True)
+    assert sent == [PublishWeights(Version(3), checkpoint=True), PublishWeights(Version(3), checkpoint=False)]
+    await weights.tidied()
+    weights.journal.close()
 
 
 async def test_a_run_folder_that_was_moved_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:

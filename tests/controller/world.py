@@ -92,6 +92,9 @@ class Cells:
 class Services:
     """Gateway, runner and processor."""
 
+    micro_steps = MICRO_STEPS
+    """Of each group."""
+
     def __init__(self) -> None:
         self.expected: dict[GroupId, msg.ExpectGroup] = {}
         self.outcomes: dict[ExecutionId, msg.ExecutionOutcome] = {}
@@ -141,7 +144,7 @@ class Services:
                 5,
                 region(msg.RegionKind.MICRO_STEPS, f"{group}.{index}", expect.version),
             )
-            for index in range(MICRO_STEPS)
+            for index in range(self.micro_steps)
         )
         rewards = tuple((id % 5) / 4 for id in expect.executions)
         report = msg.GroupProcessed(group, len(rewards), rewards, refs, 10, 2, 0, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,11 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a run with these overrides."""
+    """Start a run with these overrides, and `env` added to its environment."""
     runs: list[Run] = []
 
-    def begin(*overrides: str) -> Run:
-        runs.append(Run(tmp_path / f"runs-{len(runs)}", *overrides).start())
+    def begin(*overrides: str, env: Mapping[str, str] | None = None) -> Run:
+        runs.append(Run(tmp_path / f"runs-{len(runs)}", *overrides, env=env).start())
         return runs[-1]
 
     yield begin

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,11 +88,11 @@ class Plan:
 class Run:
     """One run folder under `root` and the `gyre train` processes that work on it, one after another."""
 
-    def __init__(self, root: Path, *overrides: str) -> None:
+    def __init__(self, root: Path, *overrides: str, env: Mapping[str, str] | None = None) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
         self.output = root.with_name(f"{root.name}.out")
-        self._overrides = [*SMALL, f"root={root}", *overrides]
+        self._overrides, self._env = [*SMALL, f"root={root}", *overrides], env or {}
         self.process: subprocess.Popen[bytes] | None = None
 
     # ---- life ---------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Run:
 
     def _start(self, arguments: list[str]) -> Run:
         with self.output.open("ab") as out:
-            self.process = gyre("train", *arguments, out=out)
+            self.process = gyre("train", *arguments, out=out, env=self._env)
         return self
 
     def wait(self) -> int:
@@ -247,12 +247,14 @@ class Run:
         )
 
 
-def gyre(verb: str, *arguments: str, out: object = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """The command line, in a session of its own."""
+def gyre(
+    verb: str, *arguments: str, out: object = subprocess.PIPE, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """The command line, in a session of its own, with `env` added to its environment."""
     return subprocess.Popen(
         [sys.executable, "-m", "gyre_hpc.cli", verb, *arguments],
         cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "200", **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=out,  # type: ignore[call-overload]
         stderr=subprocess.STDOUT,

@@ -65,7 +65,10 @@ class BatchRunner:
     waiting: set[CellId] = field(default_factory=set)
     contributions: dict[CellId, Contribution] = field(default_factory=dict)
     flushing: set[CellId] = field(default_factory=set)
+    refused: set[CellId] = field(default_factory=set)
+    """Cells whose contribution the core could not pull: they have no further part in this batch."""
     trainer_version: dict[CellId, Version] = field(default_factory=dict)
+    """What cells have said that their trainers hold: a snapshot counts once the cell claims with it."""
     unpulled: dict[CellId, Manifest] = field(default_factory=dict)
     """Snapshots that cells could not pull: they wait for others."""
     closing: bool = False
@@ -92,7 +95,7 @@ class BatchRunner:
         self.ledger = ClaimsLedger(batch)
         self.core, self.version, self.makes, self.executions = core, version, makes, 0
         self.participants, self.waiting, self.flushing = set(), set(), set()
-        self.contributions, self.closing, self.committing = {}, False, False
+        self.refused, self.contributions, self.closing, self.committing = set(), {}, False, False
 
     def add_group(self, group: GroupId, refs: tuple[MicroStepRef, ...], executions: int) -> None:
         """The schedule gave a slot to a ready group."""
@@ -107,7 +110,9 @@ class BatchRunner:
     def enrol(self, cell: CellId) -> bool:
         """Let a training cell claim. False when it must wait (no snapshot of this version yet, or it contributed)."""
         ledger = self._open_ledger()
-        if cell in self.participants or cell in self.contributions or self.closing:
+        if self.closing or any(
+            cell in those for those in (self.participants, self.contributions, self.refused)
+        ):
             return False
         weights: Manifest | None = None
         if cell != self.core and self.trainer_version.get(cell) != self.version:
@@ -116,8 +121,8 @@ class BatchRunner:
             if self.unpulled.get(cell) == self.snapshot:
                 return False
             weights = self.snapshot
+            self.trainer_version.pop(cell, None)
         self.participants.add(cell)
-        self.trainer_version[cell] = self.version
         self.hooks.joined(cell, ledger.batch, ledger.first_claim_taken)
         self.hooks.send(cell, StartBatch(ledger.batch, self.version, weights))
         return True
@@ -128,7 +133,6 @@ class BatchRunner:
             log.info("cell-%d: late StartPostponed of batch %d, dropped", cell, batch)
             return
         self.participants.discard(cell)
-        self.trainer_version.pop(cell, None)
         if self.snapshot is not None:
             self.unpulled[cell] = self.snapshot
 
@@ -140,6 +144,7 @@ class BatchRunner:
         if ledger is None or ledger.batch != batch or cell not in self.participants or cell in self.flushing:
             self.hooks.send(cell, Claimed(batch, None))
             return
+        self.trainer_version[cell] = self.version
         ref = ledger.claim(cell)
         self.hooks.send(cell, Claimed(batch, ref))
         if ref is None:
@@ -236,12 +241,21 @@ class BatchRunner:
         self.hooks.send(self.core, CommitBatch(ledger.batch, self.makes, self.executions, manifests))
 
     def commit_failed(self, cell: CellId, batch: int) -> None:
-        """The core could not pull this contribution: its work is unclaimed again. Late for any batch but the committing."""
+        """The core could not pull this contribution: its work is unclaimed again, for others.
+
+        Late for any batch but the committing. Raises Contradiction where the cell has made none.
+        """
         if self.ledger is None or self.ledger.batch != batch or not self.committing:
             log.info("late CommitFailed of batch %d, dropped", batch)
             return
+        if cell not in self.contributions:
+            raise Contradiction(
+                f"cell {self.core} could not pull a contribution of cell {cell}, which made none"
+            )
         self.committing = False
+        self.hooks.send(cell, ContributionCommitted(batch))
         self.cell_lost(cell)
+        self.refused.add(cell)
 
     def release(self) -> None:
         """Committed or void: contributions may be freed, the batch is over."""
@@ -270,6 +284,7 @@ class BatchRunner:
         self.participants.discard(cell)
         self.waiting.discard(cell)
         self.flushing.discard(cell)
+        self.refused.discard(cell)
         self.contributions.pop(cell, None)
         if ledger.return_claims(cell):
             self.closing = False

@@ -103,10 +103,15 @@ class WeightKeeper:
     # ---- publication --------------------------------------------------------------------------------------------
 
     def publish(self, core: CellId, version: Version, *, last: bool) -> None:
-        """Write the core's weights as `version`, with a checkpoint every `every` publications and at the end."""
+        """Write the core's weights as `version`, with a checkpoint every `every` publications and at the end.
+
+        One that is on disk is not written again, as when a restored core publishes what the lost one had saved: it
+        would be missing while it is replaced.
+        """
         self.publications += 1
         self.publishing = version
-        self._ask(core, version, checkpoint=last or self.publications % self.every == 0)
+        due = last or self.publications % self.every == 0
+        self._ask(core, version, checkpoint=due and version != self.checkpoint[0])
 
     def save(self, core: CellId, version: Version) -> None:
         """Write a checkpoint of a version that is not published by it."""
@@ -158,7 +163,11 @@ class WeightKeeper:
 
 
 def remove_older(newest: Path, keep: int) -> None:
-    """Remove the checkpoints before `newest`, but for the last of them that make `keep` with it."""
+    """Remove the checkpoints before `newest`, but for the last of them that make `keep` with it.
+
+    So go drafts that cores left which were lost while they wrote; one that is being written is of a later version.
+    """
     older = sorted(path for path in newest.parent.glob("v*") if path.name < newest.name)
-    for path in older[: max(0, len(older) + 1 - keep)]:
+    drafts = [path for path in newest.parent.glob(".v*.*") if path.name.split(".")[1] <= newest.name]
+    for path in [*drafts, *older[: max(0, len(older) + 1 - keep)]]:
         shutil.rmtree(path, ignore_errors=True)

@@ -56,7 +56,7 @@ class FlushContribution(Message, frozen=True):
 
 
 class ContributionCommitted(Message, frozen=True):
-    """The core has added this cell's contribution (or the batch is void): its gradient may be freed."""
+    """The core has added this cell's contribution (or never will: void batch, failed pull): its gradient may be freed."""
 
     batch: int
 
