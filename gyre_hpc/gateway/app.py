@@ -367,10 +367,8 @@ class GatewayApp:
 
     def _accept(self, execution: Execution, request: Request, prompt: Prompt) -> None:
         """Calls whose handles come back were accepted, however they were delivered."""
-        echoed = {call for turns in request.fresh.values() for turn in turns for call in turn.calls} | set(
-            prompt.spliced
-        )
-        for name in echoed:
+        echoed = (call for index in request.fresh for call in request.units[index].calls)
+        for name in {*echoed, *prompt.spliced}:
             if (call := execution.calls.get(name)) is not None and not call.accepted:
                 call.accepted = True
                 self.log.append(CallAccepted(name))

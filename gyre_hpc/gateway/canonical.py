@@ -105,10 +105,6 @@ class Turn(msgspec.Struct, frozen=True):
         ]
         return ("assistant", normal_text(self.content), calls)
 
-    def mark(self) -> bytes:
-        """What tells an echo from one of a sibling that reads the same; b"" if nothing does."""
-        return ",".join(sorted(self.calls)).encode() or reasoning_mark(self.reasoning)
-
 
 class ToolForm(msgspec.Struct, frozen=True):
     """How a tool is called in a dialect with several ways: as a custom (freeform) tool or a function, under which name."""
@@ -123,11 +119,15 @@ Reader = Callable[[msgspec.Raw], tuple[Turn, ...]]
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """One message of a request: its digest, the digest with its mark, and the turn when it is the assistant's."""
+    """One message of a request: its digest, the digest with its mark, and the turn when it is the assistant's.
+
+    The mark tells an echo from one of a sibling that reads the same. `calls` as in the turn.
+    """
 
     digest: bytes
     marked: bytes
     assistant: Turn | None
+    calls: frozenset[str]
 
 
 @dataclass
@@ -208,8 +208,11 @@ class History:
 def _unit(turns: tuple[Turn, ...]) -> Unit:
     assistant = turns[0] if len(turns) == 1 and turns[0].role == "assistant" else None
     plain = digest([turn.identity() for turn in turns])
-    mark = assistant.mark() if assistant is not None else b""
-    return Unit(plain, digest([plain, mark]) if mark else plain, assistant)
+    if assistant is None:
+        return Unit(plain, plain, None, frozenset())
+    calls = assistant.calls
+    mark = ",".join(sorted(calls)).encode() or reasoning_mark(assistant.reasoning)
+    return Unit(plain, digest([plain, mark]) if mark else plain, assistant, calls)
 
 
 def digest(value: Any) -> bytes:

@@ -116,12 +116,12 @@ class Generated(msgspec.Struct, frozen=True):
 
     context: Context
     output: list[int]
-    bare: bytes
-    """Digest of the answer as a turn without our handles."""
-    text: str
-    reasoning: bytes
-    """As `canonical.reasoning_mark`."""
-    tools: int
+    turn: Turn
+    """Without our handles."""
+
+    def reads_as(self, unit: Unit) -> bool:
+        """Whether an echo without handles says the same; most calls are never asked."""
+        return digest([self.turn.identity()]) == unit.digest
 
 
 @dataclass
@@ -169,15 +169,8 @@ class Lineage:
         """The call's generation is complete: its output may be echoed."""
         context = self.contexts[digest_before]
         calls = tuple(EchoedCall("", item.name, item.arguments) for item in answer.tool_calls)
-        bare = Turn("assistant", answer.content, tool_calls=calls)
-        self.generated[call] = Generated(
-            context,
-            list(output),
-            digest([bare.identity()]),
-            normal_text(answer.content),
-            reasoning_mark(answer.reasoning),
-            len(calls),
-        )
+        turn = Turn("assistant", answer.content, answer.reasoning, calls)
+        self.generated[call] = Generated(context, list(output), turn)
         context.answers.append(call)
 
     def identify(self, unit: Unit, parent: Context, behind: Sequence[Unit]) -> tuple[str, Mismatch | None]:
@@ -188,7 +181,7 @@ class Lineage:
         turn = unit.assistant
         if turn is None:
             return "", Mismatch.FOREIGN_TURN
-        calls = turn.calls
+        calls = unit.calls
         if not calls:
             return self._same_text(unit, turn, parent, behind)
         call = next(iter(calls))
@@ -196,9 +189,9 @@ class Lineage:
         if known is None:
             return "", Mismatch.UNKNOWN_HANDLE
         ours = sum(handle_call(item.id) == call for item in turn.tool_calls)
-        if len(calls) > 1 or ours != known.tools or len(turn.tool_calls) != ours:
+        if len(calls) > 1 or ours != len(known.turn.tool_calls) or len(turn.tool_calls) != ours:
             return "", Mismatch.PARTIAL_ECHO
-        if normal_text(turn.content) not in ("", known.text):
+        if normal_text(turn.content) not in ("", normal_text(known.turn.content)):
             return "", Mismatch.EDITED_TEXT
         return call, None
 
@@ -206,7 +199,7 @@ class Lineage:
         self, unit: Unit, turn: Turn, parent: Context, behind: Sequence[Unit]
     ) -> tuple[str, Mismatch | None]:
         """Among the calls under this context whose answer reads the same without handles."""
-        same = [call for call in parent.answers if self.generated[call].bare == unit.digest]
+        same = [call for call in parent.answers if self.generated[call].reads_as(unit)]
         if not same:
             return "", Mismatch.FOREIGN_TURN
         if len(same) > 1:
@@ -218,15 +211,15 @@ class Lineage:
         """Those of `same` for which the most speaks."""
         reasoning = reasoning_mark(turn.reasoning)
         if reasoning:
-            same = [call for call in same if self.generated[call].reasoning == reasoning] or same
+            marks = [reasoning_mark(self.generated[call].turn.reasoning) for call in same]
+            same = [call for call, mark in zip(same, marks, strict=True) if mark == reasoning] or same
         same = [call for call in same if call in self.delivered] or same
         above = self._ancestry(behind)
         return [call for call in same if call in above] or same
 
     def _ancestry(self, units: Sequence[Unit]) -> set[str]:
         """The calls spliced above the first call that a handle in these messages names."""
-        turns = (unit.assistant for unit in units if unit.assistant is not None)
-        known = (self.generated[call] for turn in turns for call in turn.calls if call in self.generated)
+        known = (self.generated[call] for unit in units for call in unit.calls if call in self.generated)
         first = next(known, None)
         node = first.context if first else None
         found: set[str] = set()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +38,8 @@ INLINE_SYSTEM_MARK = "<system-reminder>\n{}\n</system-reminder>"
 """A system turn inside the conversation becomes this user turn where the renderer takes none: in place, never hoisted."""
 _PROBE = {"role": "user", "content": "x"}
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Texts are encoded one at a time: threads of the library would only be waited for.
 
 
 class HuggingFaceTokenizer:
@@ -52,13 +55,18 @@ class HuggingFaceTokenizer:
     def encode(self, text: str, *_: Any, add_special_tokens: bool = False, **__: Any) -> list[int]:
         """Ids of a text. Renderers ask for the same few words of scaffold with every message: those are kept."""
         if len(text) > SCAFFOLD_CHARS or add_special_tokens:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._encoded(text, add_special_tokens)
         ids = self._scaffold.get(text)
         if ids is None:
-            ids = self.backend.encode(text, add_special_tokens=False).ids
+            ids = self._encoded(text, False)
             if len(self._scaffold) < SCAFFOLD_TEXTS:
                 self._scaffold[text] = ids
         return ids.copy()
+
+    def _encoded(self, text: str, special: bool) -> list[int]:
+        """The way that does without offsets is there for batches only."""
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        return encoding.ids
 
     def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)

@@ -107,11 +107,11 @@ class RouteTable:
 
         An execution without pages anywhere goes to the least loaded cell, one that must leave its cell as in `reserve`.
         """
-        open_cells = [cell for cell in self.cells.values() if cell.routable]
-        home = next((cell for cell in open_cells if cell.id == preferred), None)
-        if home is not None and home.load < 1:
+        home = None if preferred is None else self.cells.get(preferred)
+        if home is not None and home.routable and home.load < 1:
             return home
-        if preferred is not None and home is None:
+        open_cells = [cell for cell in self.cells.values() if cell.routable]
+        if preferred is not None and home not in open_cells:
             return _destination(open_cells)
         return min(open_cells, key=lambda cell: (cell.load, cell.id != preferred, cell.id), default=None)
 

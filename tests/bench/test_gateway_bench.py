@@ -22,6 +22,7 @@ def test_the_small_history_is_of_two_thousand_tokens(tmp_path: Path) -> None:
     assert abs(found.tokens - 2_000) < 20
     assert 0 < found.empty_ms < found.gateway_ms and found.render_ms > 0
     assert f"median of {found.tokens} tokens" in gateway._figure(found, 1.0).against
+    assert gateway._ratio(found).value == found.gateway_ms / found.empty_ms
 
 
 @pytest.mark.full

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.gateway.rendering import AnswerStatus, Rendering
@@ -17,6 +19,15 @@ START = [{"role": "system", "content": "be brief"}, {"role": "user", "content": 
 
 def ids(rendering: Rendering, text: str) -> list[int]:
     return rendering.tokenizer.encode(text)
+
+
+@given(
+    st.lists(st.sampled_from(["<|im_end|>", "<think>", " tool", "ü", "\U0001f600", "\r\n", "\0"]) | st.text())
+)
+def test_texts_have_the_ids_that_the_tokenizer_gives_them(rendering: Rendering, parts: list[str]) -> None:
+    text = "".join(parts)
+    expected = rendering.tokenizer.backend.encode(text, add_special_tokens=False).ids
+    assert rendering.tokenizer.encode(text) == expected
 
 
 def test_a_bridge_keeps_every_sampled_id_and_appends_only_the_delta(rendering: Rendering) -> None:
