@@ -146,7 +146,7 @@ class CallRecord:
     deliver: str = "answer"
     """When it left: `answer` in one piece, `blocks` part by part while it was generated."""
     kv_version: Version | None = None
-    """Oldest weights that may have computed KV its tokens were sampled with, where that is known."""
+    """Oldest weights that may have computed KV its tokens were sampled with since it went on last, where that is known."""
 
     @property
     def lawful(self) -> bool:

@@ -30,6 +30,7 @@ from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
 from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
 from gyre_hpc.errors import ConfigError, CorruptRecord, GyreError
 from gyre_hpc.kv.page_store import PageStore, require_locks
+from gyre_hpc.kv.shared import shared_folder
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, KvPolicy, Version
 from gyre_hpc.transport.hosts import node_name, own_address
@@ -59,21 +60,21 @@ def page_store(config: EngineConfig, scratch: Path, run: str) -> PageStore | Non
     """
     if not config.kv_store_mib:
         return None
-    shared = config.sglang.kv_folder if config.kind == SglangProcess.KIND else ""
-    folder = _shared_folder(shared, run) if shared else scratch / "kv"
-    return PageStore(folder, config.kv_store_mib << 20)
+    folder = shared_folder(config, run) if config.kind == SglangProcess.KIND else None
+    if folder is not None:
+        _require_shareable(folder)
+    return PageStore(folder or scratch / "kv", config.kv_store_mib << 20)
 
 
-def _shared_folder(named: str, run: str) -> Path:
-    folder = Path(named) / run
+def _require_shareable(folder: Path) -> None:
     try:
         require_locks(folder)
     except OSError as error:
         raise ConfigError(
-            f"engine.sglang.kv_folder={named} cannot be shared on {node_name()}: {folder}: {error.strerror or error}",
+            f"engine.sglang.kv_folder={folder.parent} cannot be shared on {node_name()}: {folder}:"
+            f" {error.strerror or error}",
             fix="name a folder that every node can write and lock (Lustre: mount with flock), or leave it empty",
         ) from error
-    return folder
 
 
 class EngineHost:

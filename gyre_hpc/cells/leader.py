@@ -21,7 +21,9 @@ from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.kv.port import PagePort
+from gyre_hpc.kv.shared import shared_folder
 from gyre_hpc.launch.address import settle_host
+from gyre_hpc.launch.nodes import leftovers
 from gyre_hpc.launch.nodes.health import check_node
 from gyre_hpc.launch.nodes.scratch import process_scratch
 from gyre_hpc.launch.nodes.watchdog import outlive, outlive_host
@@ -73,6 +75,8 @@ class Leader:
         run = run_key(secret)
         self._scratch = make_owner_folder(run, f"engine-{cell}", keep=0)
         store = page_store(config.engine, self._scratch, run)
+        if store is not None and store.folder == shared_folder(config.engine, run):
+            leftovers.mark(store.folder, layout, anew=False)
         self._engine = EngineHost(
             config,
             layout,

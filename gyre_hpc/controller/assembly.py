@@ -165,6 +165,7 @@ class Assembly:
     def _appended(self, entry: AnyEntry) -> None:
         self.departure.progressed |= isinstance(entry, Outcome | StepTaken)
         self.history.note(entry)
+        self.observer.heard(entry)
 
     def _execution_hooks(self) -> ExecutionHooks:
         config, secret = self.config, self.context.secret

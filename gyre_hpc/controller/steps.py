@@ -146,6 +146,7 @@ class Steps:
 
     def publish(self, version: Version) -> None:
         assert self.state.core is not None
+        self.observer.publishing()
         self.weights.publish(self.state.core, version, last=self._all_taken)
 
     def version_served(self, version: Version) -> None:
@@ -155,6 +156,7 @@ class Steps:
         self.driver.feed(p.Published(version))
         if self.state.published != version:
             return
+        self.observer.published(version)
         if tasks.heldout and (done or (every and self.weights.publications % every == 0)):
             self.evaluate(version)
 

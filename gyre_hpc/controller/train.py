@@ -30,6 +30,7 @@ from gyre_hpc.launch.address import settle_host
 from gyre_hpc.launch.choice import make_launcher, may_find_leftovers, tidy_nodes
 from gyre_hpc.launch.doctor.transport_choice import check_transport, choose_transport
 from gyre_hpc.launch.job.broadcast import broadcast
+from gyre_hpc.launch.nodes import scratch
 from gyre_hpc.launch.owner import acquire, release
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report.metrics import MetricsWriter
@@ -179,7 +180,9 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
     )
     launcher = make_launcher(config.cluster, layout)
     if may_find_leftovers(config.cluster, epoch):
-        await tidy_nodes(launcher, config.cluster, layout)
+        await tidy_nodes(launcher, config, layout)
+    await asyncio.to_thread(scratch.remove_stale, config)
+    scratch.mark_pages(config, layout)
     await broadcast(launcher, config.cluster, layout)
     peers = Peers(layout.root, config.cluster, launcher, server, epoch)
     expect_survivors(peers, config, layout)
@@ -188,15 +191,17 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
     slurm = config.cluster.kind == "slurm"
     for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR2] if slurm else [])):
         loop.add_signal_handler(number, controller.departure.signalled, signal.Signals(number).name)
+    over = False
     try:
         ending = await controller.run()
+        over = ending is None
         if slurm:
             _ignore(loop, signal.SIGUSR2)
         if slurm and ending is not None:
             _ignore(loop, signal.SIGTERM)
         return None if ending is None else controller.departure
     finally:
-        await tidy_nodes(launcher, config.cluster, layout)
+        await tidy_nodes(launcher, config, layout, over=over)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, number: signal.Signals) -> None:

@@ -302,15 +302,7 @@ class GatewayApp:
     def _finish(self, execution: Execution, call: Call) -> None:
         """The call is over: recorded and accounted for, once."""
         call.finish = call.finish or FinishReason.ABORT
-        account = execution.account
-        account.calls_lost += bool(call.lost)
-        account.calls_rerouted += call.reroutes > 0
-        account.held_s += call.held_s
-        account.tokens_recomputed += call.recomputed_tokens
-        account.stalls += call.stalls
-        account.pages_due += call.pages_due
-        account.pages_found += call.pages_found
-        account.kv_lag = max(account.kv_lag, call.kv_lag)
+        execution.account.add(call)
         if call.lost:
             log.error("execution %d: %s", execution.id, call.lost)
         self.log.append(
@@ -328,6 +320,7 @@ class GatewayApp:
                 pages_found=call.pages_found,
                 kv_version=-1 if call.kv_version is None else call.kv_version,
                 kv_lag=call.kv_lag,
+                cached_tokens=call.cached_tokens,
             )
         )
         call.done.set()

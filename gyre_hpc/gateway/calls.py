@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,6 +85,11 @@ class Call:
             return 0
         return max(0, self.versions[-1] - self.kv_version)
 
+    @property
+    def tokens_on_old_kv(self) -> int:
+        """Tokens sampled by newer weights than the oldest KV they may have seen."""
+        return tokens_behind(self.versions, self.kv_version)
+
     def hold(self) -> None:
         """From here on the call waits for us, not for the model."""
         if self.held_since is None:
@@ -134,6 +140,36 @@ class Account:
     pages_found: int = 0
     kv_lag: int = 0
     """Most versions that a token was sampled ahead of the oldest KV it saw; 0 under kv_policy=strict."""
+    tokens_on_old_kv: int = 0
+    """Tokens sampled by newer weights than the oldest KV they may have seen."""
+    tokens_cached: int = 0
+    """Prompt tokens that had their KV before the call began."""
+    calls_over_versions: int = 0
+    """Calls that a publication met under way: sampled by more than one version."""
+
+    def add(self, call: Call) -> None:
+        """The call is over."""
+        self.calls_lost += bool(call.lost)
+        self.calls_rerouted += call.reroutes > 0
+        self.held_s += call.held_s
+        self.tokens_recomputed += call.recomputed_tokens
+        self.stalls += call.stalls
+        self.pages_due += call.pages_due
+        self.pages_found += call.pages_found
+        self.kv_lag = max(self.kv_lag, call.kv_lag)
+        self.tokens_on_old_kv += call.tokens_on_old_kv
+        self.tokens_cached += call.cached_tokens
+        self.calls_over_versions += spans_versions(call.versions)
+
+
+def tokens_behind(versions: Sequence[int], kv_version: int | None) -> int:
+    """How many of the tokens, given by the version that sampled each, are newer than `kv_version`."""
+    return 0 if kv_version is None else sum(version > kv_version for version in versions)
+
+
+def spans_versions(versions: Sequence[int]) -> bool:
+    """Whether more than one version sampled."""
+    return len(set(versions)) > 1
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ class CallFinished(msgspec.Struct, array_like=True, tag=3, frozen=True):
     kv_version: int = -1
     """Oldest weights that may have computed KV its tokens were sampled with; -1 = none was sampled."""
     kv_lag: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that had their KV before it began."""
 
 
 class CallDelivered(msgspec.Struct, array_like=True, tag=4, frozen=True):

@@ -36,6 +36,11 @@ def table(summary: Summary) -> Table:
             f" of unknown role {summary.calls_unknown}",
         ),
         ("tokens trained", f"{summary.tokens_trained}, recomputed {summary.tokens_recomputed}"),
+        (
+            "KV cache",
+            f"{summary.tokens_cached} of {summary.prompt_tokens} prompt tokens found,"
+            f" {summary.publication_cuts} calls cut by publications, {summary.tokens_on_old_kv} tokens on older KV",
+        ),
         ("mean staleness", _number(summary.staleness_mean, 2)),
         ("idle share by role", _idle(summary)),
         ("transport", summary.transport or "-"),

@@ -129,7 +129,10 @@ def _tables(lines: Sequence[m.AnyMetric], summary: Summary) -> str:
     switches = section("Role switches", words, tables.switches(lines))
     steps = f"<details><summary>Every optimizer step</summary>{tables.steps(lines)}</details>"
     faults = section("Faults", "What died or failed, and what was done.", tables.faults(lines))
-    return f"{_pair(ended, points)}{switches}<section>{steps}</section>{faults}"
+    kv = section(
+        "KV cache", "What publications and moves of calls between cells cost.", tables.kv_cache(summary)
+    )
+    return f"{_pair(ended, points)}{switches}{kv}<section>{steps}</section>{faults}"
 
 
 def page(title: str, about: str, body: str) -> str:

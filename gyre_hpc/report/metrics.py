@@ -98,6 +98,14 @@ class Step(Metric, tag="step", frozen=True):
     seconds: float
 
 
+class Published(Metric, tag="published", frozen=True):
+    """Every live engine serves the version: `seconds` from the decision. `calls_cut` went on under it (kv_policy=strict)."""
+
+    version: int
+    seconds: float
+    calls_cut: int
+
+
 class Restored(Metric, tag="restored", frozen=True):
     """The core holds this version again: steps above it that were taken so far are undone."""
 
@@ -130,6 +138,9 @@ class Ended(Metric, tag="ended", frozen=True):
     pages_due: int = 0
     pages_found: int = 0
     kv_lag: int = 0
+    tokens_on_old_kv: int = 0
+    tokens_cached: int = 0
+    calls_over_versions: int = 0
 
 
 class Evaluated(Metric, tag="evaluated", frozen=True):
@@ -150,7 +161,19 @@ class Fault(Metric, tag="fault", frozen=True):
 
 
 AnyMetric = (
-    Opened | RoleChange | Water | Busy | Join | Switch | Step | Restored | Burst | Ended | Evaluated | Fault
+    Opened
+    | RoleChange
+    | Water
+    | Busy
+    | Join
+    | Switch
+    | Step
+    | Published
+    | Restored
+    | Burst
+    | Ended
+    | Evaluated
+    | Fault
 )
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyMetric] = msgspec.json.Decoder(AnyMetric)

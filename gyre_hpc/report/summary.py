@@ -40,6 +40,24 @@ class Summary(msgspec.Struct, frozen=True):
     void_bursts: int = 0
     calls_unknown: int = 0
     """Calls of unknown role: what they sampled is trained last."""
+    calls_over_versions: int = 0
+    """Calls that a publication met under way: sampled by more than one version."""
+    publications: int = 0
+    publication_s: float | None = None
+    """Mean seconds from the decision until every engine serves the version."""
+    publication_cuts: int = 0
+    """Calls that publications have cut (kv_policy=strict); they went on under the new version."""
+    prompt_tokens: int = 0
+    tokens_cached: int = 0
+    """Prompt tokens that had their KV before their call began."""
+    tokens_on_old_kv: int = 0
+    """Tokens sampled by newer weights than the oldest KV they may have seen (kv_policy=keep_execution)."""
+    kv_lag: int = 0
+    """Most versions between a token and the oldest KV it may have seen."""
+    pages_due: int = 0
+    """KV pages that moved calls had where they were cut."""
+    pages_found: int = 0
+    """Of these, the ones they found where they went on."""
     faults: int = 0
     tokens_sampled: int = 0
     training_score: tuple[float | None, ...] = ()
@@ -77,6 +95,7 @@ def summarise(path: Path) -> Summary:
     points = [line for line in lines if isinstance(line, m.Evaluated)]
     switches = [line for line in lines if isinstance(line, m.Switch)]
     joins = [line for line in lines if isinstance(line, m.Join)]
+    published = [line for line in lines if isinstance(line, m.Published)]
     stale = [staleness for line in steps for staleness in line.staleness]
     first, last = (points[0], points[-1]) if len(points) > 1 else (points[0] if points else None, None)
     return Summary(
@@ -93,6 +112,16 @@ def summarise(path: Path) -> Summary:
         calls_rerouted=sum(line.calls_rerouted for line in ended),
         calls_lost=sum(line.calls_lost for line in ended),
         calls_unknown=sum(line.calls_unknown for line in ended),
+        calls_over_versions=sum(line.calls_over_versions for line in ended),
+        publications=len(published),
+        publication_s=sum(line.seconds for line in published) / len(published) if published else None,
+        publication_cuts=sum(line.calls_cut for line in published),
+        prompt_tokens=sum(line.prompt_tokens for line in ended),
+        tokens_cached=sum(line.tokens_cached for line in ended),
+        tokens_on_old_kv=sum(line.tokens_on_old_kv for line in ended),
+        kv_lag=max((line.kv_lag for line in ended), default=0),
+        pages_due=sum(line.pages_due for line in ended),
+        pages_found=sum(line.pages_found for line in ended),
         tokens_trained=sum(line.tokens_trained for line in steps),
         tokens_recomputed=sum(line.tokens_recomputed for line in ended),
         tokens_sampled=sum(line.tokens_sampled for line in ended),

@@ -99,6 +99,29 @@ def evaluations(summary: Summary) -> str:
     return table(("version", "score", "standard error", "scored executions", "excluded"), rows)
 
 
+def kv_cache(summary: Summary) -> str:
+    """What the KV policy and moves between cells cost."""
+    seconds = "" if summary.publication_s is None else f", {summary.publication_s:.2f} s each"
+    cached = f" ({summary.tokens_cached / summary.prompt_tokens:.0%})" if summary.prompt_tokens else ""
+    old = f" ({summary.tokens_on_old_kv / summary.tokens_sampled:.0%})" if summary.tokens_sampled else ""
+    rows = (
+        ("publications", f"{summary.publications}{seconds}"),
+        (
+            "calls met by a publication, cut by one",
+            f"{summary.calls_over_versions}, {summary.publication_cuts}",
+        ),
+        (
+            "prompt tokens found in the cache",
+            f"{summary.tokens_cached:,} of {summary.prompt_tokens:,}{cached}",
+        ),
+        ("tokens computed again for moved or cut calls", f"{summary.tokens_recomputed:,}"),
+        ("pages found again by calls that moved", f"{summary.pages_found:,} of {summary.pages_due:,}"),
+        ("tokens sampled on KV of older weights", f"{summary.tokens_on_old_kv:,}{old}"),
+        ("most versions between a token and its KV", summary.kv_lag),
+    )
+    return table(("KV", ""), rows)
+
+
 def faults(lines: Sequence[m.AnyMetric]) -> str:
     """Every fault, in order."""
     rows = [(f"{line.t:.0f} s", line.who, line.what) for line in lines if isinstance(line, m.Fault)]

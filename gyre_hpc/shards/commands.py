@@ -64,15 +64,13 @@ def print_show(run: Path, execution: int, console: Console) -> None:
             call.finish,
             call.delivery,
             call.versions,
+            "-" if call.kv_version is None else call.kv_version,
             ", ".join(call.forks),
         )
         for call in shown.calls
     ]
-    console.print(
-        _table(
-            "calls", ("call", "role", "prompt", "output", "finish", "delivery", "versions", "forks"), calls
-        )
-    )
+    heads = ("call", "role", "prompt", "output", "finish", "delivery", "versions", "oldest KV", "forks")
+    console.print(_table("calls", heads, calls))
     nodes = [(number, node.parent, node.size, node.target) for number, node in enumerate(shown.nodes)]
     console.print(_table("tree", ("node", "parent", "tokens", "target"), nodes))
     paths = [(path.leaf, path.role, path.target_tokens) for path in shown.paths]

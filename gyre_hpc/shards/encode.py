@@ -150,7 +150,7 @@ def decode_calls(tables: Tables) -> Iterator[CallRecord]:
             dialect=ragged(calls, "dialect").text(at),
             forks=forks_of(calls, at),
             deliver=_deliver_of(calls, at),
-            kv_version=_kv_version_of(calls, at),
+            kv_version=kv_version_of(calls, at),
         )
 
 
@@ -165,7 +165,7 @@ def _deliver_of(calls: Table, at: int) -> str:
     return ragged(calls, "deliver").text(at) if "deliver" in calls else "answer"
 
 
-def _kv_version_of(calls: Table, at: int) -> Version | None:
+def kv_version_of(calls: Table, at: int) -> Version | None:
     """`CallRecord.kv_version` of a row; a shard written before the column existed does not know it."""
     version = int(flat(calls, "kv_version")[at]) if "kv_version" in calls else -1
     return Version(version) if version >= 0 else None

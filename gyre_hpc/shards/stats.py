@@ -13,7 +13,7 @@ import numpy as np
 from gyre_hpc.errors import MissingInput
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import ExecutionId, LeafRole
-from gyre_hpc.shards.encode import ExecutionRecord, decode, flat, forks_of, ragged
+from gyre_hpc.shards.encode import ExecutionRecord, decode, flat, forks_of, kv_version_of, ragged
 from gyre_hpc.shards.format import ENUMS, Table, Tables, value_of
 from gyre_hpc.shards.manifest import read_manifest
 from gyre_hpc.shards.reader import find_tables, open_shards
@@ -61,6 +61,8 @@ class ShownCall:
     accepted: bool
     constrained: bool
     versions: tuple[int, ...]
+    kv_version: int | None
+    """Oldest weights that may have computed KV it was sampled with."""
     held_s: float
     forks: tuple[str, ...]
 
@@ -189,6 +191,7 @@ def _calls(table: Table) -> list[ShownCall]:
             accepted=bool(flat(table, "accepted")[at]),
             constrained=bool(flat(table, "constrained")[at]),
             versions=tuple(np.unique(ragged(table, "versions").row(at)).tolist()),
+            kv_version=kv_version_of(table, at),
             held_s=float(flat(table, "held_s")[at]),
             forks=forks_of(table, at),
         )

@@ -32,12 +32,18 @@ HASH_THREADS: Final = 4
 HASH_TOGETHER: Final = 4 << 20
 """Bytes below which one thread is faster than to start several."""
 MEMORY: Final = Path("/dev/shm")
+MARK: Final = ".gyre-run"
+"""File in a run's folder that names the run (launch/nodes/leftovers.py); it goes with the last folder beside it."""
 
 
 def run_folder(run_key: str) -> Path:
     """The folder of this run's regions on this host."""
-    root = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    return root / f"gyre-{run_key}"
+    return regions_folder() / f"gyre-{run_key}"
+
+
+def regions_folder() -> Path:
+    """Where the folders of all runs lie: in memory where the host has it."""
+    return MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def remove_leftovers(run_key: str) -> None:
@@ -86,7 +92,10 @@ def remove_owner_folder(folder: Path) -> None:
             shutil.rmtree(folder.parent / str(generation), ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
-        folder.parent.parent.rmdir()
+        run = folder.parent.parent
+        if [path.name for path in run.iterdir()] == [MARK]:
+            (run / MARK).unlink()
+        run.rmdir()
 
 
 def _generations(own: Path) -> list[int]:

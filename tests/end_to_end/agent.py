@@ -1,8 +1,9 @@
 """The agent of the end-to-end tests: a stdlib program that knows a base URL and writes a score into its workspace.
 
 Called as `agent.py PLAN BASE_URL WORKSPACE SEED`. The seed of an execution is its id when the run's seed is 0, so the
-plan (a folder with `plan.json`) can name executions: which make no call, hang at the end, leave a broken score, or wait
-for the file PLAN/release before their first call. Everything is asked again until it is answered, as real harnesses do.
+plan (a folder with `plan.json`) can name executions: which make no call, hang at the end, leave a broken score, wait
+for the file PLAN/release (or PLAN/release-SEED) before their first call, or ask for more tokens in it than in the others.
+Everything is asked again until it is answered, as real harnesses do.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ def main() -> int:
     plan = json.loads((folder / "plan.json").read_text())
     if seed in plan["silent"]:
         return 0
-    while seed in plan["hold"] and not (folder / "release").exists():
+    releases = (folder / "release", folder / f"release-{seed}")
+    while seed in plan["hold"] and not any(path.exists() for path in releases):
         time.sleep(PAUSE_S)
     messages = [{"role": "user", "content": (workspace / "task").read_text()}]
-    for _ in range(plan["calls"]):
-        text = ask(base_url, messages, plan["max_tokens"])
+    for number in range(plan["calls"]):
+        most = plan["max_tokens"] if number else plan["first"].get(str(seed), plan["max_tokens"])
+        text = ask(base_url, messages, most)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on."}]
     score = "broken" if seed in plan["broken"] else str(seed % 2)
     (workspace / "score").write_text(score + "\n")

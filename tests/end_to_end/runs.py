@@ -56,7 +56,7 @@ SMALL = (
 
 
 class Plan:
-    """What the agents do; `release` lets the held ones go."""
+    """What the agents do; `release` lets the held ones go. `first`: most tokens of an execution's first call."""
 
     def __init__(
         self,
@@ -68,15 +68,18 @@ class Plan:
         hold: Iterable[int] = (),
         hang: Iterable[int] = (),
         broken: Iterable[int] = (),
+        first: Mapping[int, int] | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
         plan = {"calls": calls, "max_tokens": max_tokens, "silent": list(silent), "hold": list(hold)}
-        plan |= {"hang": list(hang), "broken": list(broken)}
+        plan |= {"hang": list(hang), "broken": list(broken), "first": dict(first or {})}
         (folder / "plan.json").write_text(json.dumps(plan))
 
-    def release(self) -> None:
-        (self.folder / "release").touch()
+    def release(self, *seeds: int) -> None:
+        """Let these executions go, without any all of them."""
+        for name in [f"release-{seed}" for seed in seeds] or ["release"]:
+            (self.folder / name).touch()
 
     @property
     def overrides(self) -> list[str]:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.controller.journal.entries import AttemptOpened, CheckpointWritten, Resumed, StepTaken
+from gyre_hpc.transport.links import read_secret
+from gyre_hpc.transport.region_files import run_folder
+from gyre_hpc.transport.regions import run_key
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import Plan, Run, all_gone, refused
@@ -50,8 +53,14 @@ def test_after_kill_9_of_the_controller_no_finished_execution_is_lost_or_doubled
 
 def test_signals_end_a_run_with_a_checkpoint_and_it_resumes(start: Start, tmp_path: Path) -> None:
     plan = Plan(tmp_path / "plan", hold=[LAST])
-    run = start(*plan.overrides, "trainer.checkpoint_every=5")
+    shared = tmp_path / "shared"
+    run = start(*plan.overrides, "trainer.checkpoint_every=5", f"engine.sglang.kv_folder={shared}")
     until_one_is_missing(run)
+    key = run_key(read_secret(run.layout))
+    pages = [shared / key / "a.page", shared / "of-another-run" / "a.page"]
+    for page in pages:
+        page.parent.mkdir(parents=True)
+        page.touch()
     assert run.entries(CheckpointWritten) == []
     code, output = refused("train", f"resume={run.folder}")
     assert code == 3 and f"pid {run.pid}" in output
@@ -62,6 +71,7 @@ def test_signals_end_a_run_with_a_checkpoint_and_it_resumes(start: Start, tmp_pa
         assert run.wait() == shell_code, run.tail()
         assert all_gone(family) == []
         assert f"gyre train resume={run.folder}" in run.tail()
+        assert not run_folder(key).exists() and all(page.exists() for page in pages), "the run may go on"
         assert [entry.version for entry in run.entries(CheckpointWritten)] == [1]
         assert (run.layout.checkpoint(run.versions()[-1]) / "trainer.json").is_file()
         if number is signal.SIGINT:
@@ -70,6 +80,7 @@ def test_signals_end_a_run_with_a_checkpoint_and_it_resumes(start: Start, tmp_pa
     run.finish()
     assert run.versions() == [1, 2] and sorted(run.outcomes()) == list(range(LAST + 1))
     check_agreement(run)
+    assert not run_folder(key).exists() and [page.exists() for page in pages] == [False, True]
 
 
 @pytest.mark.full

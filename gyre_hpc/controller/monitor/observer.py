@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from gyre_hpc.controller.cells.cell_rows import Cell
-from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.cells.phases import Direction, Phase
 from gyre_hpc.controller.executions.executions import Execution
-from gyre_hpc.controller.journal.entries import StepTaken
+from gyre_hpc.controller.journal.entries import AnyEntry, StepTaken, SwitchStep
 from gyre_hpc.controller.journal.evaluations import EvaluationPoint
 from gyre_hpc.controller.monitor.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.monitor.progress import Progress
@@ -22,6 +22,7 @@ from gyre_hpc.transport.messages import CellSwitched, GroupProcessed, StepName
 
 log = logging.getLogger(__name__)
 BUSY_LINE_S = 2.0
+CUT_BY_PUBLICATION = (Direction.PUBLICATION, StepName.UNROUTE)
 
 
 class Observer:
@@ -42,6 +43,7 @@ class Observer:
         self._sampled_at = self._busy_line_at = self._step_started = clock()
         self._water: tuple[int, ...] = ()
         self._switching: dict[CellId, tuple[float, dict[str, float]]] = {}
+        self._publishing_since, self._cut = clock(), 0
 
     def water(self, state: State) -> None:
         """One line per change of the ledger."""
@@ -82,6 +84,20 @@ class Observer:
         for alarm in alarms(record.metrics):
             self.fault(f"step {step}", alarm)
 
+    def publishing(self) -> None:
+        """The core is asked for the weights of a new version."""
+        self._publishing_since, self._cut = self.clock(), 0
+
+    def heard(self, entry: AnyEntry) -> None:
+        """An entry of the journal: calls that a publication has cut."""
+        if isinstance(entry, SwitchStep) and (entry.direction, entry.step) == CUT_BY_PUBLICATION:
+            self._cut += entry.calls
+
+    def published(self, version: Version) -> None:
+        """Every live engine serves the version."""
+        seconds = self.clock() - self._publishing_since
+        self.writer.write(m.Published(self.now(), version, seconds, self._cut))
+
     def ended(self, execution: Execution) -> None:
         """An execution has its final outcome."""
         outcome, sealed = execution.outcome, execution.sealed
@@ -105,6 +121,9 @@ class Observer:
                 pages_due=sealed.pages_due if sealed else 0,
                 pages_found=sealed.pages_found if sealed else 0,
                 kv_lag=sealed.kv_lag if sealed else 0,
+                tokens_on_old_kv=sealed.tokens_on_old_kv if sealed else 0,
+                tokens_cached=sealed.tokens_cached if sealed else 0,
+                calls_over_versions=sealed.calls_over_versions if sealed else 0,
             )
         )
 

@@ -22,18 +22,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gyre_hpc.config import load_run_config
+from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import GyreError, StorageFull
+from gyre_hpc.kv.shared import shared_folder
+from gyre_hpc.launch.nodes import leftovers
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.transport.region_files import remove_leftovers
+from gyre_hpc.transport.region_files import MARK, make_private, regions_folder, remove_leftovers, run_folder
 from gyre_hpc.transport.regions import run_key
 from gyre_hpc.transport.rendezvous import read_secret
 
 BASES: Final = ("SLURM_TMPDIR", "TMPDIR")
 """Where sites put a job's own folder, by habit; /tmp comes last."""
-MARK: Final = ".gyre-run"
-"""File in a job's folder that names the run it was made for."""
 CACHES: Final = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -71,7 +71,8 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
     try:
         shutil.rmtree(own, ignore_errors=True)
         _make(job, own, cache)
-        (job / MARK).write_bytes(_mark(layout))
+        leftovers.mark(job, layout)
+        _mark_regions(layout)
     except OSError as error:
         raise StorageFull(
             f"{own}: {error.strerror}", fix="set cluster.scratch to a node-local folder with space"
@@ -93,8 +94,12 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
             job.rmdir()
 
 
-def _mark(layout: RunLayout) -> bytes:
-    return os.fsencode(layout.root.resolve()) + b"\n"
+def _mark_regions(layout: RunLayout) -> None:
+    """The run's folder in memory is known as its own, whoever of it is killed. A run without a secret has none."""
+    with contextlib.suppress(GyreError):
+        regions = run_folder(run_key(read_secret(layout)))
+        make_private(regions)
+        leftovers.mark(regions, layout)
 
 
 def _make(*folders: Path) -> None:
@@ -135,19 +140,46 @@ def remove_of_jobs(jobs: Sequence[str], cluster: ClusterConfig, layout: RunLayou
     """Remove what these jobs of the run, which have ended, left on this node; only folders with the run's mark."""
     for job in jobs:
         folder = _folder_of(job, cluster.scratch, layout, os.environ)
+        if leftovers.is_of(folder, layout):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def mark_pages(config: RunConfig, layout: RunLayout) -> None:
+    """The shared KV pages of this run are known as its own, wherever it was moved to since. Passes over a folder not seen here."""
+    folder = shared_folder(config.engine, run_key(read_secret(layout)))
+    if folder is not None and folder.is_dir():
         with contextlib.suppress(OSError):
-            if not folder.is_symlink() and (folder / MARK).read_bytes() == _mark(layout):
-                shutil.rmtree(folder, ignore_errors=True)
+            leftovers.mark(folder, layout)
+
+
+def remove_pages(config: RunConfig, layout: RunLayout) -> None:
+    """Remove the shared KV pages of this run, which is done for good."""
+    with contextlib.suppress(GyreError):
+        folder = shared_folder(config.engine, run_key(read_secret(layout)))
+        if folder is not None:
+            leftovers.discard(folder)
+
+
+def remove_stale(config: RunConfig) -> list[Path]:
+    """Remove what runs that are no more left where this process sees it; which folders."""
+    base = base_folder(config.cluster.scratch)
+    return leftovers.remove_stale(leftovers.candidates(config, base, regions_folder()))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.nodes.scratch", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="run folder")
+    parser.add_argument(
+        "--over", action="store_true", help="the run is done for good: its shared KV pages go too"
+    )
     parser.add_argument("--ended", nargs="*", default=[], help="other jobs of the run, which have ended")
     args = parser.parse_args(argv)
-    layout, cluster = RunLayout(args.run), load_run_config(args.run).cluster
-    remove_of_jobs([job for job in args.ended if job.isdigit()], cluster, layout)
-    remove(cluster, layout)
+    layout, config = RunLayout(args.run), load_run_config(args.run)
+    remove_of_jobs([job for job in args.ended if job.isdigit()], config.cluster, layout)
+    remove(config.cluster, layout)
+    if args.over:
+        remove_pages(config, layout)
+    remove_stale(config)
     return 0
 
 

@@ -87,6 +87,12 @@ class ExecutionSealed(Message, frozen=True):
     """Of these, the ones they found where they went on."""
     kv_lag: int = 0
     """Most versions that a token was sampled ahead of the oldest KV it saw; 0 under kv_policy=strict."""
+    tokens_on_old_kv: int = 0
+    """Tokens sampled by newer weights than the oldest KV they may have seen; 0 under kv_policy=strict."""
+    tokens_cached: int = 0
+    """Prompt tokens that had their KV before their call began."""
+    calls_over_versions: int = 0
+    """Calls that a publication met under way: sampled by more than one version."""
     stalls: int = 0
     """Silences of an engine under a call of the attempt of `gateway.stall_alarm_s` and more."""
     calls_unknown: int = 0
