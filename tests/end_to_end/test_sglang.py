@@ -1,4 +1,4 @@
-"""A real run on real SGLang engines (CPU): roles switch, an engine is killed under its calls, no call is lost."""
+"""Real runs on real SGLang engines (CPU): roles switch, an engine is killed under its calls, no call is lost."""
 
 from __future__ import annotations
 
@@ -45,6 +45,32 @@ def server(run: Run, cell: int) -> psutil.Process:
 
 def roles(run: Run, cell: int) -> list[str]:
     return [line.role for line in run.metrics(m.RoleChange) if line.cell == cell]
+
+
+def test_a_whole_run_on_sglang_switches_roles_and_leaves_no_pages_behind(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest there is: two steps of one group of two executions, pages in a folder that both cells share."""
+    monkeypatch.setattr(runs, "LIMIT_S", LONG_S)
+    shared = tmp_path / "shared"
+    small = ["schedule.batch_groups=1", "schedule.executions_per_group=2", "engine.capacity=2"]
+    run = start(
+        *Plan(tmp_path / "plan", calls=2, max_tokens=16).overrides,
+        *sglang(),
+        *small,
+        f"engine.sglang.kv_folder={shared}",
+    )
+    run.until("a page in the shared folder", lambda: list(shared.glob("*/*.page")))
+    run.until("the first step", run.versions)
+    everyone = run.family()
+    run.finish()
+    assert all_gone(everyone) == []
+    assert list(shared.iterdir()) == [], "the run took its pages with it"
+    assert run.versions() == [1, 2]
+    assert run.outcomes().keys() == {0, 1, 2, 3}
+    assert run.summary()["calls_lost"] == 0 and run.summary()["faults"] == 0
+    assert all({"training", "rollout"} <= set(roles(run, cell)) for cell in (0, 1))
+    check_agreement(run)
 
 
 def test_cells_with_sglang_switch_roles_and_outlive_a_killed_engine(
