@@ -12,9 +12,9 @@ from rich.console import Console
 
 from gyre_hpc.config import ScheduleConfig
 from gyre_hpc.controller.cells.cell_rows import Cell
-from gyre_hpc.controller.cells.phases import Phase
+from gyre_hpc.controller.cells.phases import Direction, Phase
 from gyre_hpc.controller.executions.executions import Execution
-from gyre_hpc.controller.journal.entries import StepTaken
+from gyre_hpc.controller.journal.entries import StepTaken, SwitchStep
 from gyre_hpc.controller.journal.evaluations import EvaluationPoint
 from gyre_hpc.controller.monitor.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.monitor.observer import Observer
@@ -135,6 +135,21 @@ def test_a_return_that_loads_twice_is_one_switch(watch: Watch) -> None:
     watch.walk(one, Phase.ROLLOUT)
     (line,) = watch.lines(m.Switch)
     assert (line.role, line.seconds, line.phases) == ("rollout", 2.0, {"load": 0.75})
+
+
+def test_a_publication_lasts_until_every_engine_serves_it_and_counts_the_calls_it_cut(watch: Watch) -> None:
+    def unrouted(direction: Direction, calls: int) -> None:
+        at = (watch.clock.t, direction, CellId(1), 7, StepName.UNROUTE, 0.0, 0.0)
+        watch.observer.heard(SwitchStep(*at, bytes=0, pages=0, calls=calls, outcome="done"))
+
+    for cut, seconds in ((5, 2.0), (0, 3.0)):
+        unrouted(Direction.TO_TRAINING, 9)
+        watch.observer.publishing()
+        unrouted(Direction.PUBLICATION, cut)
+        unrouted(Direction.TO_TRAINING, 1)
+        watch.clock.t += seconds
+        watch.observer.published(Version(1))
+    assert [(line.seconds, line.calls_cut) for line in watch.lines(m.Published)] == [(2.0, 5), (3.0, 0)]
 
 
 def test_a_start_or_a_publication_is_no_role_switch(watch: Watch) -> None:

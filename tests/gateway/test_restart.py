@@ -63,7 +63,7 @@ async def eventful(gateway: RunningGateway) -> tuple[Call, asyncio.Task[dict[str
     gateway.script.answers = ["one answer<|im_end|>", "another answer<|im_end|>"]
     held = asyncio.create_task(gateway.chat([ASK]))
     await asyncio.sleep(0.15)
-    gateway.engine(0, die_after=3)
+    gateway.engine(0, die_after=3, cached=2)
     while not gateway.faults:
         await asyncio.sleep(0.005)
     cut_with_pages(gateway)

@@ -10,6 +10,7 @@ import pytest
 from gyre_hpc.report import metrics as m
 from gyre_hpc.report.figures import role_spans
 from gyre_hpc.report.summary import Summary, idle_shares, summarise
+from gyre_hpc.report.tables import kv_cache
 from tests.report import runs
 
 
@@ -62,6 +63,30 @@ def test_calls_and_tokens_are_sums_over_executions(summary: Summary) -> None:
     assert (summary.tokens_sampled, summary.tokens_recomputed, summary.calls_unknown) == (160, 10, 2)
 
 
+def test_what_publications_and_moves_cost_is_summed_and_the_oldest_kv_named(tmp_path: Path) -> None:
+    kept = {
+        "prompt_tokens": 90,
+        "tokens_cached": 60,
+        "tokens_sampled": 40,
+        "tokens_on_old_kv": 10,
+        "kv_lag": 1,
+    }
+    lines = [
+        m.Published(1.0, 1, 2.0, 3),
+        m.Published(2.0, 2, 4.0, 0),
+        runs.ended(3.0, 1, 0, calls_over_versions=2, pages_due=5, pages_found=4, **kept),
+        runs.ended(3.0, 2, 0, calls_over_versions=1, **(kept | {"kv_lag": 2})),
+    ]
+    summary = summarise(runs.write(tmp_path / "metrics.jsonl", lines))
+    assert (summary.publications, summary.publication_s, summary.publication_cuts) == (2, 3.0, 3)
+    assert (summary.prompt_tokens, summary.tokens_cached, summary.calls_over_versions) == (180, 120, 3)
+    assert (summary.tokens_on_old_kv, summary.kv_lag) == (20, 2)
+    assert (summary.pages_due, summary.pages_found) == (5, 4)
+    table = kv_cache(summary)
+    for words in ("2, 3.00 s each", "3, 3", "120 of 180 (67%)", "4 of 5", "20 (25%)"):
+        assert words in table
+
+
 def test_staleness_is_the_mean_over_consumed_groups(summary: Summary) -> None:
     assert summary.staleness_mean == pytest.approx(2 / 10)
 
@@ -98,6 +123,7 @@ def test_absent_is_none_and_never_zero(tmp_path: Path) -> None:
     summary = summarise(tmp_path / "metrics.jsonl")
     assert (summary.score_before, summary.score_after, summary.score_se) == (None, None, None)
     assert (summary.staleness_mean, summary.idle_share, summary.steps) == (None, {}, 0)
+    assert summary.publication_s is None
 
 
 def test_role_spans_of_a_cell_follow_each_other_without_gap() -> None:
