@@ -177,7 +177,10 @@ class EngineHost:
         self._released = True
 
     async def _flush_when_idle(self) -> None:
-        """An engine may move pages for a while after its calls have ended; SGLang dies if it must release memory meanwhile."""
+        """An engine may move pages for a while after its calls have ended.
+
+        SGLang 0.5.21 dies if it must release memory meanwhile, or forget its cache for new weights.
+        """
         assert self._client is not None
         deadline = time.monotonic() + IDLE_S
         while True:
@@ -240,6 +243,8 @@ class EngineHost:
             if self._released:
                 await self._client.resume()
                 self._released = False
+            elif not self._keeps_calls:
+                await self._flush_when_idle()
         with timed(phases, StepName.LOAD):
             await self._client.load(str(folder), version, keep_kv=self._keeps_calls)
         with timed(phases, StepName.CONFIRM):

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from gyre_hpc.config import ScheduleConfig
 from gyre_hpc.controller.cells.cell_rows import Cell
-from gyre_hpc.controller.cells.phases import Direction, Phase
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.controller.executions.executions import Execution
-from gyre_hpc.controller.journal.entries import StepTaken, SwitchStep
+from gyre_hpc.controller.journal.entries import Direction, StepTaken, SwitchStep
 from gyre_hpc.controller.journal.evaluations import EvaluationPoint
 from gyre_hpc.controller.monitor.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.monitor.observer import Observer

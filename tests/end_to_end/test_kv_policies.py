@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from gyre_hpc.controller.cells.phases import Direction
-from gyre_hpc.controller.journal.entries import SwitchStep
+from gyre_hpc.controller.journal.entries import Direction, SwitchStep
 from gyre_hpc.gateway.logged_call import LoggedCall
 from gyre_hpc.records import CallRecord, Version
 from gyre_hpc.report import metrics as m

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from gyre_hpc.controller.cells.cell_rows import Cell
-from gyre_hpc.controller.cells.phases import Direction, Phase
+from gyre_hpc.controller.cells.phases import Phase
 from gyre_hpc.controller.executions.executions import Execution
-from gyre_hpc.controller.journal.entries import AnyEntry, StepTaken, SwitchStep
+from gyre_hpc.controller.journal.entries import AnyEntry, Direction, StepTaken, SwitchStep
 from gyre_hpc.controller.journal.evaluations import EvaluationPoint
 from gyre_hpc.controller.monitor.idle import IdleMeter, role_and_cause
 from gyre_hpc.controller.monitor.progress import Progress
