@@ -92,10 +92,15 @@ def remove_owner_folder(folder: Path) -> None:
             shutil.rmtree(folder.parent / str(generation), ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()
-        run = folder.parent.parent
-        if [path.name for path in run.iterdir()] == [MARK]:
-            (run / MARK).unlink()
-        run.rmdir()
+    remove_bare(folder.parent.parent)
+
+
+def remove_bare(folder: Path) -> None:
+    """Delete a folder that holds nothing but its mark."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [MARK]:
+            (folder / MARK).unlink()
+        folder.rmdir()
 
 
 def _generations(own: Path) -> list[int]:

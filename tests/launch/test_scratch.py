@@ -17,10 +17,10 @@ from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.choice import _ended_jobs, may_find_leftovers
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job import state as job_state
-from gyre_hpc.launch.nodes.scratch import CACHES, MARK, base_folder, entered, job_folder, main
+from gyre_hpc.launch.nodes.scratch import CACHES, base_folder, entered, job_folder, main
 from gyre_hpc.launch.owner import Owner
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.transport.region_files import make_owner_folder, run_folder
+from gyre_hpc.transport.region_files import MARK, make_owner_folder, run_folder
 from gyre_hpc.transport.regions import run_key
 from gyre_hpc.transport.rendezvous import write_secret
 

@@ -122,7 +122,5 @@ def candidates(config: RunConfig, base: Path, memory: Path) -> Iterator[Path]:
 
 
 def _last_use(folder: Path) -> float:
-    """Newest change of the folder or of what lies directly in it (a page that is read is touched)."""
-    with os.scandir(folder) as entries:
-        times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
-    return max([folder.stat().st_mtime, *times])
+    """When something was last made or removed in the folder, or a controller of its run has marked it."""
+    return max(folder.stat().st_mtime, (folder / MARK).stat().st_mtime)

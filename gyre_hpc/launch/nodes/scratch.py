@@ -24,11 +24,17 @@ from typing import Final
 
 from gyre_hpc.config import RunConfig, load_run_config
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.errors import GyreError, StorageFull
+from gyre_hpc.errors import GyreError, MissingInput, StorageFull
 from gyre_hpc.kv.shared import shared_folder
 from gyre_hpc.launch.nodes import leftovers
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.transport.region_files import MARK, make_private, regions_folder, remove_leftovers, run_folder
+from gyre_hpc.transport.region_files import (
+    make_private,
+    regions_folder,
+    remove_bare,
+    remove_leftovers,
+    run_folder,
+)
 from gyre_hpc.transport.regions import run_key
 from gyre_hpc.transport.rendezvous import read_secret
 
@@ -72,7 +78,7 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
         shutil.rmtree(own, ignore_errors=True)
         _make(job, own, cache)
         leftovers.mark(job, layout)
-        _mark_regions(layout)
+        regions = _marked_regions(layout)
     except OSError as error:
         raise StorageFull(
             f"{own}: {error.strerror}", fix="set cluster.scratch to a node-local folder with space"
@@ -89,17 +95,19 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
         shutil.rmtree(own, ignore_errors=True)
         with contextlib.suppress(OSError):  # caches are in use, or worth keeping until the job ends
             cache.rmdir()
-            if [path.name for path in job.iterdir()] == [MARK]:
-                (job / MARK).unlink()
-            job.rmdir()
+        remove_bare(job)
+        if regions is not None:
+            remove_bare(regions)
 
 
-def _mark_regions(layout: RunLayout) -> None:
-    """The run's folder in memory is known as its own, whoever of it is killed. A run without a secret has none."""
-    with contextlib.suppress(GyreError):
+def _marked_regions(layout: RunLayout) -> Path | None:
+    """The run's folder in memory, known as its own whoever of it is killed. None for a run without a secret."""
+    with contextlib.suppress(MissingInput):
         regions = run_folder(run_key(read_secret(layout)))
         make_private(regions)
         leftovers.mark(regions, layout)
+        return regions
+    return None
 
 
 def _make(*folders: Path) -> None:
