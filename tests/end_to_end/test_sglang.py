@@ -14,10 +14,15 @@ from tests.end_to_end import runs
 from tests.end_to_end.agreement import check_agreement
 from tests.end_to_end.conftest import Start
 from tests.end_to_end.runs import Plan, Run, all_gone, children
-from tests.end_to_end.test_kills import until_calls, until_rerouted
+from tests.end_to_end.talker import write_talker
+from tests.end_to_end.test_kills import recent_calls, until_rerouted
 
 pytestmark = [pytest.mark.sglang, pytest.mark.full, pytest.mark.timeout(3400)]
 
+LONG = 200
+"""Tokens of a call that is to be met under way."""
+CAPACITY = 4
+"""Calls a cell takes (runs.SMALL)."""
 LONG_S = 1500.0
 """Servers take a minute of CPU time each to start."""
 
@@ -47,19 +52,40 @@ def roles(run: Run, cell: int) -> list[str]:
     return [line.role for line in run.metrics(m.RoleChange) if line.cell == cell]
 
 
+def until_both_serve(run: Run) -> None:
+    """A server may be up long before the other; calls go to whichever serves."""
+    run.until("both cells", lambda: all(roles(run, cell)[-1:] == ["rollout"] for cell in (0, 1)))
+
+
+def until_calls_on_both(run: Run) -> None:
+    """More calls have tokens than one cell takes."""
+
+    def sampling() -> bool:
+        return sum(call.finished is None and bool(call.ids) for call in recent_calls(run)) > CAPACITY
+
+    run.until("calls on both cells", sampling)
+
+
+def talking(plan: Plan, folder: Path) -> list[str]:
+    """Calls have as many tokens as they ask for."""
+    lengths = [f"gateway.max_output_tokens={LONG}", "gateway.max_sampled_tokens=0"]
+    return [*plan.overrides, *sglang(), *lengths, f"model.path={write_talker(folder)}"]
+
+
 def test_a_whole_run_on_sglang_switches_roles_and_leaves_no_pages_behind(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smallest there is: two steps of one group of two executions, pages in a folder that both cells share."""
     monkeypatch.setattr(runs, "LIMIT_S", LONG_S)
-    shared = tmp_path / "shared"
-    small = ["schedule.batch_groups=1", "schedule.executions_per_group=2", "engine.capacity=2"]
+    shared, plan = tmp_path / "shared", Plan(tmp_path / "plan", max_tokens=24, hold=range(2))
     run = start(
-        *Plan(tmp_path / "plan", calls=2, max_tokens=16).overrides,
-        *sglang(),
-        *small,
+        *talking(plan, tmp_path / "model"),
+        "schedule.batch_groups=1",
+        "schedule.executions_per_group=2",
         f"engine.sglang.kv_folder={shared}",
     )
+    until_both_serve(run)
+    plan.release()
     run.until("a page in the shared folder", lambda: list(shared.glob("*/*.page")))
     run.until("the first step", run.versions)
     everyone = run.family()
@@ -73,12 +99,15 @@ def test_a_whole_run_on_sglang_switches_roles_and_leaves_no_pages_behind(
     check_agreement(run)
 
 
-def test_cells_with_sglang_switch_roles_and_outlive_a_killed_engine(
+def test_calls_outlive_an_engine_of_sglang_that_is_killed_under_them(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "LIMIT_S", LONG_S)
-    run = start(*Plan(tmp_path / "plan", calls=3, max_tokens=48).overrides, *sglang())
-    until_calls(run)
+    plan = Plan(tmp_path / "plan", hold=range(16), max_tokens=24, first=dict.fromkeys(range(8), LONG))
+    run = start(*talking(plan, tmp_path / "model"), "gateway.engine_silence_s=600")
+    until_both_serve(run)
+    plan.release(*range(8))
+    until_calls_on_both(run)
     dying = server(run, 1)
     family = [dying, *dying.children(recursive=True)]
     assert len(family) >= 2
@@ -86,6 +115,8 @@ def test_cells_with_sglang_switch_roles_and_outlive_a_killed_engine(
     assert all_gone(family) == []
     until_rerouted(run)
     run.until("the first step", run.versions)
+    until_both_serve(run)
+    plan.release()
     everyone = run.family()
     run.finish()
     assert all_gone(everyone) == []
