@@ -94,9 +94,9 @@ def stale(folder: Path, now: float) -> bool:
         run = Path(os.fsdecode((folder / MARK).read_bytes().removesuffix(b"\n")))
         if now - _last_use(folder) < KEPT_S and not folder.name.startswith(_GOING):
             return False
+        return not (run / "config.yaml").is_file() or nobody_left(RunLayout(run))
     except OSError:
         return False
-    return not (run / "config.yaml").is_file() or nobody_left(RunLayout(run))
 
 
 def remove_stale(folders: Iterable[Path], now: float | None = None) -> list[Path]:
