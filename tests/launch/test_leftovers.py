@@ -15,7 +15,9 @@ from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.kv.page_store import PageKey, PageStore
 from gyre_hpc.kv.shared import shared_folder
+from gyre_hpc.launch.choice import tidy_nodes
 from gyre_hpc.launch.job import state as job_state
+from gyre_hpc.launch.local import LocalLauncher
 from gyre_hpc.launch.nodes import leftovers
 from gyre_hpc.launch.nodes.leftovers import KEPT_S, discard, mark, nobody_left, remove_stale, stale
 from gyre_hpc.launch.nodes.scratch import main, remove_pages
@@ -149,6 +151,17 @@ def test_a_run_that_is_over_takes_its_own_pages_with_it_and_no_others(tmp_path: 
     assert main(["--run", str(runs[0][0].root), "--over"]) == 0
     assert not pages.exists() and a_page(others) == b"page"
     assert list(pages.parent.iterdir()) == [others]
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_on_one_machine_too_only_the_end_for_good_takes_the_pages(
+    tmp_path: Path, node: Path, over: bool
+) -> None:
+    layout, config = a_run(tmp_path, node, "run")
+    pages = pages_of(layout, config)
+    regions = make_owner_folder(run_key(read_secret(layout)), "cell-0")
+    await tidy_nodes(LocalLauncher(), config, layout, over=over)
+    assert pages.exists() is not over and not regions.exists()
 
 
 def test_who_still_writes_when_the_run_is_over_leaves_nothing(tmp_path: Path, node: Path) -> None:
