@@ -146,7 +146,7 @@ def _bench(arguments: list[str]) -> None:
     parser.add_argument("name", choices=BENCHES)
     parser.add_argument("--switches", type=int, help="switch: how many role switches to make (200)")
     parser.add_argument("--rows", help="schedule: only these rows of the ladder, for example gyre,async")
-    parser.add_argument("--steps", type=int, help="schedule: steps measured in each row, at most (9)")
+    parser.add_argument("--steps", type=int, help="schedule: steps measured in each row, at most (12)")
     options = parser.parse_args(arguments)
     name = options.name
     given = {"switches": options.switches, "rows": options.rows, "steps": options.steps}
