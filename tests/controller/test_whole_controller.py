@@ -31,7 +31,7 @@ class Watch:
         sizes = {
             "executions": len(controller.executions.executions),
             "processed": len(controller.processing.processed),
-            "evaluations": len(controller.evaluations.points),
+            "evaluations": len(controller.history.evaluations.points),
             "history": len(controller.history.attempts) + len(controller.history.outcomes),
         }
         self.held |= Counter(sizes)
@@ -41,7 +41,7 @@ async def finish(folder: Path, steps: int, epoch: int = 1) -> Watch:
     watch = Watch()
     controller = make_controller(folder, small_run(steps, heldout=HELDOUT), epoch, watch)
     assert await controller.run() is None
-    assert not controller.executions.executions and not controller.evaluations.points
+    assert not controller.executions.executions and not controller.history.evaluations.points
     return watch
 
 
