@@ -34,6 +34,14 @@ async def test_two_cells_join_and_messages_and_regions_go_over_mpi(launcher: Lau
         await check_exchange(run)
 
 
+async def test_an_endpoint_leaves_no_shared_memory_behind_however_it_ends(launcher: Launcher) -> None:
+    async with mpi_run(launcher) as run:
+        await run.joined(0, 1)
+        maps = Path(f"/proc/{run.endpoint_pid('controller')}/maps").read_text().splitlines()
+        segments = [line for line in maps if "mpich_shm" in line]
+        assert all(line.endswith("(deleted)") for line in segments)
+
+
 async def test_a_killed_endpoint_costs_its_cell_the_channel_for_a_moment(launcher: Launcher) -> None:
     async with mpi_run(launcher) as run:
         await run.joined(0, 1)

@@ -1,12 +1,15 @@
 """The MPI library of this process: loaded without being initialised, judged, then initialised. Only endpoints import it.
 
-Nothing is finalised: an endpoint leaves by `os._exit`, because finalising beside a dead peer may never return.
+Nothing is finalised: an endpoint leaves by `os._exit`, because finalising beside a dead peer may never return. What
+MPI_Finalize would remove is removed at the start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import mpi4py
@@ -22,6 +25,7 @@ CMA_SEGMENT: Final = "16m"
 """UCX copies so much of another process's memory at once, on one host; its own 512k costs a third of the speed."""
 JOINERS: Final = ("mpich", "intel", "cray", "mvapich")
 """Words in the description of libraries that can connect separately started steps (the MPICH family)."""
+SEGMENTS: Final = "/dev/shm/mpich_shm_"
 MANAGED: Final = ("PMI_", "PALS_")
 """Variables that srun's plugins for the MPICH family set; without them every process is a world of its own."""
 
@@ -52,6 +56,19 @@ def initialise() -> None:
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
         communicator.Set_errhandler(MPI.ERRORS_RETURN)
+    forget_names(Path("/proc/self/maps"))
+
+
+def forget_names(maps: Path) -> None:
+    """Unlink MPICH's shared memory of this process, found in its memory map, so that no end of it leaves the files behind.
+
+    The ranks of one step on one node attach to them while MPI starts; this step has one rank, and those of
+    other steps are reached by the network module (MPICH 4 and 5, ch4).
+    """
+    found = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if SEGMENTS in line}
+    for path in found:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def unfit_world(library: str, plugin: str, env: Mapping[str, str]) -> str:
