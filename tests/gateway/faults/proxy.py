@@ -162,13 +162,12 @@ class FaultProxy:
 
     async def _treat(self, request: web.Request, rid: str, tokens: int = 0) -> None:
         self._done.add(_call(rid))
+        self.caught += 1  # first: who has the last token need not wait for the rest, and ends this request
+        self._notify()
         if self._treatment is Treatment.ABORT:
             abort = {"rid": rid}
             async with self._session.post(f"{self._upstream}/abort_request", json=abort) as answer:
                 assert answer.status == 200
-        self.caught += 1
-        self._notify()
-        if self._treatment is Treatment.ABORT:
             raise Aborted(tokens)
         if self._treatment is Treatment.RESET:
             self._reset(request)
