@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gyre_hpc.controller.training.batches import BatchHooks, BatchRunner
@@ -34,6 +36,12 @@ class World:
 
     def _empty(self) -> None:
         self.empty += 1
+
+    def enrol_when_counted(self, *cells: CellId) -> None:
+        """As the controller does: the schedule hears the counts at once, and whoever trains may claim."""
+        self.runner.hooks = replace(
+            self.runner.hooks, counts=lambda event: [self.runner.enrol(cell) for cell in cells] and None
+        )
 
     def of(self, kind: type[msg.Message]) -> list[tuple[int, msg.Message]]:
         return [(cell, message) for cell, message in self.sent if isinstance(message, kind)]
@@ -180,6 +188,31 @@ def test_a_contribution_the_core_could_not_pull_is_worked_again() -> None:
     world.runner.release()
     world.runner.open(1, CORE, Version(3), Version(4))
     assert world.runner.enrol(SAT)
+
+
+def test_a_cell_whose_contribution_failed_is_not_enrolled_by_the_return_of_its_work() -> None:
+    world = World()
+    world.runner.add_group(*group(1, 1))
+    world.runner.enrol(CORE)
+    world.runner.enrol(SAT)
+    name = world.work(SAT)
+    world.runner.close()
+    world.runner.contribution(SAT, msg.Contribution(0, (name,), manifest("g1", 3)))
+    world.enrol_when_counted(CORE, SAT, LATE)
+    world.runner.commit_failed(SAT, 0)
+    assert world.runner.participants == {CORE, LATE}
+
+
+def test_a_lost_cell_is_not_enrolled_by_the_return_of_its_work_but_may_come_again() -> None:
+    world = World()
+    world.runner.add_group(*group(1, 1))
+    world.runner.enrol(CORE)
+    world.runner.enrol(SAT)
+    world.work(SAT)
+    world.enrol_when_counted(CORE, SAT)
+    world.runner.cell_lost(SAT)
+    assert world.runner.participants == {CORE} and len(world.of(msg.StartBatch)) == 2
+    assert world.runner.enrol(SAT), "its next incarnation"
 
 
 def test_a_contribution_that_nobody_made_cannot_fail() -> None:

@@ -254,8 +254,7 @@ class BatchRunner:
             )
         self.committing = False
         self.hooks.send(cell, ContributionCommitted(batch))
-        self.cell_lost(cell)
-        self.refused.add(cell)
+        self._withdraw(cell)
 
     def release(self) -> None:
         """Committed or void: contributions may be freed, the batch is over."""
@@ -276,15 +275,20 @@ class BatchRunner:
         """Return everything the cell claimed or did, unless the core has been told to commit it."""
         self.trainer_version.pop(cell, None)
         self.unpulled.pop(cell, None)
-        ledger = self.ledger
-        if ledger is None:
+        if self.ledger is None:
             return
         if self.committing and cell in self.contributions:
             return
+        self._withdraw(cell)
+        self.refused.discard(cell)
+
+    def _withdraw(self, cell: CellId) -> None:
+        """Return what the cell did. The schedule hears of it at once and enrols whoever trains: not this one."""
+        ledger = self._open_ledger()
+        self.refused.add(cell)
         self.participants.discard(cell)
         self.waiting.discard(cell)
         self.flushing.discard(cell)
-        self.refused.discard(cell)
         self.contributions.pop(cell, None)
         if ledger.return_claims(cell):
             self.closing = False
