@@ -57,8 +57,9 @@ def evaluations_due(folder: Path, before: State) -> list[int]:
     config = RunConfig(model=ModelConfig(path="package:patchkit"))
     config.tasks.evaluate_every = 1
     weights: Any = SimpleNamespace(publications=1)
+    observer: Any = SimpleNamespace(published=lambda version: None)
     nobody: Any = None
-    Steps(config, driver, nobody, nobody, weights, nobody, nobody).version_served(Version(1))
+    Steps(config, driver, nobody, nobody, weights, nobody, observer).version_served(Version(1))
     journal.close()
     events = [entry.event for entry in read_journal(folder) if isinstance(entry, Happened)]
     return [event.version for event in events if isinstance(event, EvaluationDue)]
