@@ -9,9 +9,7 @@ SwitchFailed, is raised and ends the process: the controller then returns the ce
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +18,7 @@ import numpy.typing as npt
 
 from gyre_hpc.cells.engine_host import EngineHost
 from gyre_hpc.cells.memory_ledger import MemoryLedger
+from gyre_hpc.cells.offers import Offers
 from gyre_hpc.cells.roles import CellRole, RoleMachine
 from gyre_hpc.cells.steps import RELEASE_S, TRAINER_S, Phases, step_done, timed, within
 from gyre_hpc.cells.trainer_host import TrainerHost
@@ -48,7 +47,6 @@ from gyre_hpc.transport.messages import (
     MicroStepRef,
     MicroStepUnavailable,
     PublishWeights,
-    RegionKind,
     RestoreTrainer,
     Serial,
     StartBatch,
@@ -64,7 +62,6 @@ from gyre_hpc.transport.regions import PullFailed, RegionServer
 
 log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
-WEIGHTS_NAME = "policy"
 SERVES_WEIGHTS = (CellRole.STARTING, CellRole.ROLLOUT, CellRole.TRAINING)
 """Roles from which an engine may be told to serve."""
 
@@ -110,8 +107,7 @@ class Cell:
         self._served_as = Serial(-1)
         """The BecomeEngine whose weights the engine serves."""
         self._work: BatchWork | None = None
-        self._handed_over: dict[int, Manifest] = {}
-        self._weights: deque[Manifest] = deque()
+        self._offers = Offers(regions, config.schedule.steps_per_burst)
 
     @property
     def role(self) -> CellRole:
@@ -334,22 +330,16 @@ class Cell:
             return
         manifest: Manifest | None = None
         if work.done and not self._core:
-            manifest = await self._trainer.take_gradient(lambda arrays: self._publish_gradient(batch, arrays))
-            self._handed_over[batch] = manifest
+            manifest = await self._trainer.take_gradient(lambda arrays: self._offer_gradient(batch, arrays))
         self._send(Contribution(batch, tuple(work.done), manifest))
         if not self._core:
             self._work = None
 
-    def _publish_gradient(self, batch: int, arrays: Mapping[str, Array]) -> Manifest:
-        trainer = self._trainer
-        return self._regions.publish(
-            RegionKind.GRADIENT, f"batch-{batch}", trainer.version, trainer.layout_digest, arrays
-        )
+    def _offer_gradient(self, batch: int, arrays: Mapping[str, Array]) -> Manifest:
+        return self._offers.gradient(batch, self._trainer.version, self._trainer.layout_digest, arrays)
 
     async def _committed(self, batch: int) -> None:
-        manifest = self._handed_over.pop(batch, None)
-        if manifest is not None:
-            self._regions.drop(manifest)
+        self._offers.drop_gradient(batch)
         if self._work is not None and self._work.batch == batch:
             self._work = None
             await self._trainer.clear()
@@ -374,7 +364,7 @@ class Cell:
         folder = self._layout.checkpoint(message.version) if message.checkpoint else None
         resident = self.role is CellRole.TRAINING
         arrays = await self._trainer.publish(folder, message.version, resident=resident)
-        manifest = await self._publish_weights(message.version, arrays)
+        manifest = await self._offers.weights(message.version, self._trainer.layout_digest, arrays)
         self._send(WeightsPublished(message.version, manifest, self._layout.named(folder) if folder else ""))
 
     async def _restore(self, message: RestoreTrainer) -> None:
@@ -384,23 +374,8 @@ class Cell:
             self._layout.root / message.checkpoint, message.version, resident=resident
         )
         self._core = True
-        manifest = await self._publish_weights(message.version, arrays)
+        manifest = await self._offers.weights(message.version, self._trainer.layout_digest, arrays)
         self._send(TrainerRestored(message.version, manifest))
-
-    async def _publish_weights(self, version: Version, arrays: Mapping[str, Array]) -> Manifest:
-        """A new weights region; older ones live as long as a burst may refer to them."""
-        manifest = await asyncio.to_thread(
-            self._regions.publish,
-            RegionKind.WEIGHTS,
-            WEIGHTS_NAME,
-            version,
-            self._trainer.layout_digest,
-            arrays,
-        )
-        self._weights.append(manifest)
-        while len(self._weights) > self._config.schedule.steps_per_burst + 2:
-            self._regions.drop(self._weights.popleft())
-        return manifest
 
     async def _pull(self, manifest: Manifest) -> dict[str, Array]:
         return await self._regions.pull(manifest, deadline_s=self._config.transport.pull_timeout_s)

@@ -76,7 +76,7 @@ class Leader:
         self._scratch = make_owner_folder(run, f"engine-{cell}", keep=0)
         store = page_store(config.engine, self._scratch, run)
         if store is not None and store.folder == shared_folder(config.engine, run):
-            leftovers.mark(store.folder, layout, anew=False)
+            self._pages_held = leftovers.hold(store.folder, layout, anew=False)
         self._engine = EngineHost(
             config,
             layout,

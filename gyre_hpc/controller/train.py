@@ -181,8 +181,8 @@ async def _control(config: RunConfig, layout: RunLayout, epoch: int) -> Departur
     launcher = make_launcher(config.cluster, layout)
     if may_find_leftovers(config.cluster, epoch):
         await tidy_nodes(launcher, config, layout)
-    await asyncio.to_thread(scratch.remove_stale, config)
     scratch.mark_pages(config, layout)
+    scratch.begin_to_remove_stale(config)
     await broadcast(launcher, config.cluster, layout)
     peers = Peers(layout.root, config.cluster, launcher, server, epoch)
     expect_survivors(peers, config, layout)

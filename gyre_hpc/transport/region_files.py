@@ -77,7 +77,8 @@ def make_private(*folders: Path) -> None:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 if folder.stat().st_uid != os.getuid():
                     raise StorageFull(
-                        f"{folder} belongs to another user", fix="remove it or use another run folder"
+                        f"{folder} belongs to another user",
+                        fix="remove it, set cluster.scratch, or use another run folder",
                     )
             return
         except FileNotFoundError:

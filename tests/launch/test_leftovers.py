@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
+from gyre_hpc.errors import GyreError
 from gyre_hpc.hydra_app import compose
 from gyre_hpc.kv.page_store import PageKey, PageStore
 from gyre_hpc.kv.shared import shared_folder
@@ -20,7 +21,7 @@ from gyre_hpc.launch.job import state as job_state
 from gyre_hpc.launch.local import LocalLauncher
 from gyre_hpc.launch.nodes import leftovers
 from gyre_hpc.launch.nodes.leftovers import KEPT_S, discard, mark, nobody_left, remove_stale, stale
-from gyre_hpc.launch.nodes.scratch import main, remove_pages
+from gyre_hpc.launch.nodes.scratch import entered, job_folder, main, remove_pages
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder, run_folder
 from gyre_hpc.transport.regions import run_key
@@ -91,7 +92,7 @@ def test_what_a_dead_run_left_goes_once_nobody_has_used_it_for_long(
     config = load_run_config(layout.root)
     pages, (scratch,) = pages_of(layout, config), node.glob("gyre-*")
     regions = make_owner_folder(run_key(read_secret(layout)), "cell-0").parents[1]
-    folders = list(leftovers.candidates(config, node, regions.parent))
+    folders = [*leftovers.on_node(node, regions.parent), *leftovers.shared(config)]
     assert {pages, scratch, regions} <= set(folders)
     later = time.time() + 2 * KEPT_S
     assert not nobody_left(layout) and remove_stale([pages, scratch, regions], later) == []
@@ -193,9 +194,83 @@ def test_what_a_removal_left_half_done_is_found_again(tmp_path: Path, node: Path
     layout, config = a_run(tmp_path, node, "run")
     pages = pages_of(layout, config)
     going = pages.rename(pages.with_name(f".going-{pages.name}"))
-    assert going in list(leftovers.candidates(config, node, node))
+    assert going in list(leftovers.shared(config))
     assert remove_stale([going]) == [going] and not going.exists()
     discard(pages)
+
+
+def test_a_removal_that_was_cut_short_loses_its_mark_and_hinders_none(tmp_path: Path, node: Path) -> None:
+    layout, config = a_run(tmp_path, node, "run")
+    pages = pages_of(layout, config)
+    going = pages.with_name(f".going-{pages.name}")
+    going.mkdir()
+    (going / "page").touch()
+    discard(pages)
+    assert not pages.exists() and not going.exists()
+    going.mkdir()
+    assert remove_stale([going]) == [going] and not going.exists()
+
+
+def test_a_folder_that_a_process_holds_stays_whoever_cannot_see_its_run(tmp_path: Path, node: Path) -> None:
+    layout, _ = a_run(tmp_path, node, "run")
+    later = time.time() + 2 * KEPT_S
+    code = f"""
+import sys
+from pathlib import Path
+from gyre_hpc.launch.nodes.scratch import entered
+from gyre_hpc.layout import RunLayout
+with entered({str(node)!r}, RunLayout(Path({str(layout.root)!r})), "cell-0"):
+    print(flush=True)
+    sys.stdin.readline()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        (scratch,), regions = node.glob("gyre-*"), run_folder(run_key(read_secret(layout)))
+        layout.root.rename(tmp_path / "out of sight")
+        assert stale(scratch, later) and remove_stale([scratch, regions], later) == []
+        assert (scratch / "cell-0").is_dir()
+    finally:
+        process.kill()
+        process.wait()
+    assert remove_stale([scratch, regions], later) == [scratch, regions]
+
+
+def test_a_place_that_cannot_be_read_ends_no_run(
+    tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, config = a_run(tmp_path, node, "run")
+
+    def broken(self: Path, pattern: str) -> Iterator[Path]:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "glob", broken)
+    assert list(leftovers.shared(config)) == [] == list(leftovers.on_node(node, node))
+
+
+def test_nothing_is_written_into_a_folder_of_another_user(
+    tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, _ = a_run(tmp_path, node, "run")
+    planted, victim = job_folder(str(node), layout), tmp_path / "victim"
+    planted.mkdir()
+    victim.write_text("mine")
+    (planted / leftovers.MARK).symlink_to(victim)
+    monkeypatch.setattr("os.getuid", lambda: planted.stat().st_uid + 1)
+    with pytest.raises(GyreError, match="belongs to another user"), entered(str(node), layout, "cell-0"):
+        pass
+    assert victim.read_text() == "mine"
+
+
+def test_a_job_that_hands_its_run_back_does_not_tidy_up_after_others(
+    tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is little time."""
+    layout, _ = a_run(tmp_path, node, "run")
+    told: list[bool] = []
+    monkeypatch.setattr("gyre_hpc.launch.nodes.scratch.remove_stale", lambda config: told.append(True))
+    assert main(["--run", str(layout.root)]) == 0 and told == []
+    assert main(["--run", str(layout.root), "--over"]) == 0 and told == [True]
 
 
 def test_the_last_of_a_run_takes_the_mark_of_its_regions_along(tmp_path: Path, node: Path) -> None:

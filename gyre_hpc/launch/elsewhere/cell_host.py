@@ -21,7 +21,7 @@ from typing import Final
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import GyreError, PeerLost
 from gyre_hpc.launch.elsewhere.remote import here
-from gyre_hpc.launch.nodes.scratch import remove_stale
+from gyre_hpc.launch.nodes.scratch import begin_to_remove_stale
 from gyre_hpc.launch.plan import ProcessHandle, SiteLauncher
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.transport.hosts import node_name
@@ -69,7 +69,7 @@ class CellHost:
         """Serve until the run ends or somebody tells the host to; returns why. Raises PeerLost if no controller answers."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._told, signal.Signals(number).name)
-        await asyncio.to_thread(remove_stale, self.config)
+        begin_to_remove_stale(self.config)
         incarnation, served = 0, False
         while not self.asked.is_set():
             incarnation += 1

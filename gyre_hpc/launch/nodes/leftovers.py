@@ -4,16 +4,20 @@ Each names its run in a file MARK: the job's folder on a node (`scratch`), the r
 (`transport.region_files`), its KV pages on a file system that cells share (`kv.shared`). What a run still needs after its
 controller has ended is not removed by others: a folder is *stale* when its run has nobody left (`nobody_left`: the rule by
 which a run may be taken over, and no job of it that Slurm still knows), and the folder was not used for KEPT_S, in which a
-person may resume the run. Of a run folder that is gone, or lies where this host does not see it, only the time counts. Folders of
-other users, and those without a mark, are left alone. Called by controllers and cell hosts as they start, and on each node as a run ends.
+person may resume the run. Of a run folder that is gone, or lies where this host does not see it, only the time counts. Whatever
+else is true, a folder that a process holds (`hold`: a lock on its mark) is in use. Folders of
+other users, and those without a mark, are left alone. Called by controllers and cell hosts beside their start, and on each node as a
+run ends for good.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -44,6 +48,42 @@ def mark(folder: Path, layout: RunLayout, *, anew: bool = True) -> None:
         path.write_bytes(mark_of(layout))
 
 
+def hold(folder: Path, layout: RunLayout, *, anew: bool = True) -> int:
+    """Mark the folder and keep it from others' removal as long as the descriptor returned is open, or this process lives.
+
+    Raises OSError; FileNotFoundError where somebody has just removed it.
+    """
+    mark(folder, layout, anew=anew)
+    handle = os.open(folder / MARK, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without flock
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        (folder / MARK).stat()
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+@contextlib.contextmanager
+def _unheld(folder: Path) -> Iterator[bool]:
+    """Whether no process holds the folder; meanwhile none can begin to."""
+    try:
+        handle = os.open(folder / MARK, os.O_RDWR)
+    except OSError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except OSError as error:
+            free = not isinstance(error, BlockingIOError)
+        yield free
+    finally:
+        os.close(handle)
+
+
 def mark_of(layout: RunLayout) -> bytes:
     return os.fsencode(layout.root.resolve()) + b"\n"
 
@@ -57,10 +97,17 @@ def is_of(folder: Path, layout: RunLayout) -> bool:
 
 def discard(folder: Path) -> None:
     """Remove a folder under which others may still write; they find it gone from here on."""
-    going = folder.with_name(f"{_GOING}{folder.name.removeprefix(_GOING)}")
+    shutil.rmtree(_renamed(folder), ignore_errors=True)
+
+
+def _renamed(folder: Path) -> Path:
+    if folder.name.startswith(_GOING):
+        return folder
+    going = folder.with_name(_GOING + folder.name)
+    shutil.rmtree(going, ignore_errors=True)  # left by a removal that was cut short
     with contextlib.suppress(OSError):
         folder.rename(going)
-    shutil.rmtree(going, ignore_errors=True)
+    return going
 
 
 def jobs_known(layout: RunLayout) -> frozenset[str]:
@@ -87,12 +134,15 @@ def nobody_left(layout: RunLayout) -> bool:
 
 
 def stale(folder: Path, now: float) -> bool:
-    """Whether nobody needs this marked folder any more."""
+    """Whether nobody needs this marked folder any more. One whose removal has begun needs no mark."""
     try:
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        seen = folder.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
             return False
+        if folder.name.startswith(_GOING):
+            return True
         run = Path(os.fsdecode((folder / MARK).read_bytes().removesuffix(b"\n")))
-        if now - _last_use(folder) < KEPT_S and not folder.name.startswith(_GOING):
+        if now - _last_use(folder) < KEPT_S:
             return False
         return not (run / "config.yaml").is_file() or nobody_left(RunLayout(run))
     except OSError:
@@ -102,23 +152,39 @@ def stale(folder: Path, now: float) -> bool:
 def remove_stale(folders: Iterable[Path], now: float | None = None) -> list[Path]:
     """Remove those of `folders` that are stale; which."""
     now = time.time() if now is None else now
-    found = [folder for folder in folders if stale(folder, now)]
-    for folder in found:
-        log.info("removed: %s, left by a run that is no more", folder)
-        discard(folder)
+    found = []
+    for folder in folders:
+        if not stale(folder, now):
+            continue
+        with _unheld(folder) as free:
+            going = _renamed(folder) if free else folder
+        if free:
+            log.info("removed: %s, left by a run that is no more", folder)
+            shutil.rmtree(going, ignore_errors=True)
+            found.append(folder)
     return found
 
 
-def candidates(config: RunConfig, base: Path, memory: Path) -> Iterator[Path]:
-    """Folders of any run: on this node's disk and in its memory, and where `config` has cells share KV pages."""
-    yield from base.glob("gyre-*")
-    yield from memory.glob("gyre-*")
-    shared = config.engine.sglang.kv_folder
-    if shared:
-        yield from (folder for folder in Path(shared).glob("*") if folder.is_dir())
-        yield from Path(shared).glob(f"{_GOING}*")
-    yield from base.glob(f"{_GOING}gyre-*")
-    yield from memory.glob(f"{_GOING}gyre-*")
+def on_node(base: Path, memory: Path) -> Iterator[Path]:
+    """Folders of any run on this node's disk and in its memory."""
+    for place in dict.fromkeys((base, memory)):
+        yield from _listed(place, "gyre-*")
+        yield from _listed(place, f"{_GOING}gyre-*")
+
+
+def shared(config: RunConfig) -> Iterator[Path]:
+    """Folders of any run where `config` has cells share KV pages."""
+    if config.engine.sglang.kv_folder:
+        yield from _listed(Path(config.engine.sglang.kv_folder), "*")
+
+
+def _listed(place: Path, pattern: str) -> list[Path]:
+    """Nothing of a place that cannot be read."""
+    try:
+        return list(place.glob(pattern))
+    except OSError as error:
+        log.warning("%s: %s; leftovers there stay", place, error)
+        return []
 
 
 def _last_use(folder: Path) -> float:

@@ -18,6 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -75,16 +76,12 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
     job = job_folder(given, layout)
     own, cache = job / name, job / "cache"
     try:
-        shutil.rmtree(own, ignore_errors=True)
-        _make(job, own, cache)
-        leftovers.mark(job, layout)
+        held = _made(job, own, cache, layout)
         regions = _marked_regions(layout)
     except OSError as error:
         raise StorageFull(
             f"{own}: {error.strerror}", fix="set cluster.scratch to a node-local folder with space"
         ) from error
-    if job.stat().st_uid != os.getuid():
-        raise StorageFull(f"{job} belongs to another user", fix="set cluster.scratch to a folder of your own")
     job.chmod(0o700)
     os.environ["TMPDIR"] = tempfile.tempdir = str(own)
     for variable, folder_name in CACHES.items():
@@ -96,30 +93,38 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # caches are in use, or worth keeping until the job ends
             cache.rmdir()
         remove_bare(job)
+        os.close(held)
         if regions is not None:
-            remove_bare(regions)
+            remove_bare(regions[0])
+            os.close(regions[1])
 
 
-def _marked_regions(layout: RunLayout) -> Path | None:
-    """The run's folder in memory, known as its own whoever of it is killed. None for a run without a secret."""
+def _marked_regions(layout: RunLayout) -> tuple[Path, int] | None:
+    """The run's folder in memory, held and known as its own whoever of it is killed. None for a run without a secret."""
     with contextlib.suppress(MissingInput):
         regions = run_folder(run_key(read_secret(layout)))
-        make_private(regions)
-        leftovers.mark(regions, layout)
-        return regions
+        return regions, _held(regions, layout)
     return None
 
 
-def _make(*folders: Path) -> None:
-    """Make the folders, the outermost first; another process of the job that ends may just have removed that one."""
+def _made(job: Path, own: Path, cache: Path, layout: RunLayout) -> int:
+    """The folders, `own` empty; nothing is written into a job's folder that is another user's. The hold on it."""
+    held = _held(job, layout)
+    shutil.rmtree(own, ignore_errors=True)
+    make_private(job, own, cache)
+    return held
+
+
+def _held(folder: Path, layout: RunLayout) -> int:
+    """Another process that ends, and found the folder bare, may just have removed it."""
     for last_try in (False, False, True):
+        make_private(folder)
         try:
-            for folder in folders:
-                folder.mkdir(mode=0o700, exist_ok=True)
-            return
+            return leftovers.hold(folder, layout)
         except FileNotFoundError:
             if last_try:
                 raise
+    raise AssertionError
 
 
 @contextlib.contextmanager
@@ -168,17 +173,30 @@ def remove_pages(config: RunConfig, layout: RunLayout) -> None:
             leftovers.discard(folder)
 
 
-def remove_stale(config: RunConfig) -> list[Path]:
-    """Remove what runs that are no more left where this process sees it; which folders."""
-    base = base_folder(config.cluster.scratch)
-    return leftovers.remove_stale(leftovers.candidates(config, base, regions_folder()))
+def remove_stale(config: RunConfig) -> None:
+    """Remove what runs that are no more left on this node."""
+    leftovers.remove_stale(leftovers.on_node(base_folder(config.cluster.scratch), regions_folder()))
+
+
+def begin_to_remove_stale(config: RunConfig) -> threading.Thread:
+    """Remove that, and such runs' shared KV pages, beside this process: nothing waits for it, and it may end half done."""
+
+    def work() -> None:
+        remove_stale(config)
+        leftovers.remove_stale(leftovers.shared(config))
+
+    thread = threading.Thread(target=work, name="gyre-leftovers", daemon=True)
+    thread.start()
+    return thread
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gyre_hpc.launch.nodes.scratch", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="run folder")
     parser.add_argument(
-        "--over", action="store_true", help="the run is done for good: its shared KV pages go too"
+        "--over",
+        action="store_true",
+        help="the run is done for good: its shared KV pages go too, and what dead runs left on the node",
     )
     parser.add_argument("--ended", nargs="*", default=[], help="other jobs of the run, which have ended")
     args = parser.parse_args(argv)
@@ -187,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     remove(config.cluster, layout)
     if args.over:
         remove_pages(config, layout)
-    remove_stale(config)
+        remove_stale(config)
     return 0
 
 
