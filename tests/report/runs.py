@@ -212,5 +212,10 @@ def counted() -> list[m.AnyMetric]:
         ended(119.0, 4, 1, "infrastructure", None, calls=1, calls_lost=1),
         ended(119.0, 5, None, calls=2),
     ]
-    lines += [*_busy(120.0), m.Evaluated(121.0, 3, 0.5, 0.06, 11, 0), m.Evaluated(122.5, 5, 0.7, 0.04, 11, 0)]
+    lines += [
+        m.Published(118.5, 4, 1.5, 2),
+        *_busy(120.0),
+        m.Evaluated(121.0, 3, 0.5, 0.06, 11, 0),
+        m.Evaluated(122.5, 5, 0.7, 0.04, 11, 0),
+    ]
     return lines
