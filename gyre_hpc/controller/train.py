@@ -103,7 +103,7 @@ def train(config: RunConfig, finish: Callable[[RunLayout], object]) -> None:
         log.info("controller %s", whereabouts())
         for path in call_logs(layout):
             check_call_log(path)
-        with resumable(layout.root):
+        with resumable(layout.root, "gyre submit" if config.cluster.kind == "slurm" else "gyre train"):
             left = asyncio.run(_control(config, layout, owner.epoch))
         release(layout.root, owner)
         if left is not None:
@@ -130,14 +130,12 @@ def _check_node(config: RunConfig, layout: RunLayout, *, fresh: bool) -> None:
 
 
 @contextlib.contextmanager
-def resumable(run: Path) -> Iterator[None]:
-    """Whatever file of the run had no room: the error says how to go on once there is some."""
+def resumable(run: Path, command: str) -> Iterator[None]:
+    """Whatever file of the run had no room: the error says with which command to go on once there is some."""
     try:
         yield
     except StorageFull as error:
-        again = f"gyre train resume={run}"
-        if again in error.fix:
-            raise
+        again = f"{command} resume={run}"
         raise StorageFull(error.message, fix=f"{error.fix}; then: {again}" if error.fix else again) from error
 
 

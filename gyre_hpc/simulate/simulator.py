@@ -17,13 +17,13 @@ from functools import partial
 
 from gyre_hpc.errors import GyreError
 from gyre_hpc.records import CellId, ClosingReason, ExecutionId, GroupId, Version
-from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule import protocol as p
 from gyre_hpc.schedule.machine import decide, initial_state
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import State
 from gyre_hpc.simulate.agenda import NEVER, Agenda
 from gyre_hpc.simulate.groups import Finished, Groups
+from gyre_hpc.simulate.lines import Lines
 from gyre_hpc.simulate.outcome import DeviceClock, Outcome, StepTaken
 from gyre_hpc.simulate.rollout import Rollout
 from gyre_hpc.simulate.trainer import Claims, Fluid, Work
@@ -66,7 +66,7 @@ class _Simulation:
     ) -> None:
         if settings.capacities != world.capacities or settings.pool != world.pool.capacity:
             raise ValueError("settings and world differ in capacities")
-        self._world, self._record = world, record
+        self._world = world
         self._state = initial_state(settings)
         self._agenda = Agenda()
         self._events: deque[p.AnyEvent] = deque()
@@ -83,6 +83,7 @@ class _Simulation:
         self._checkpoint, self._publications = Version(0), 0
         self._clock = DeviceClock(self._nodes, world.pool.nodes, world.engine.tool_share)
         self.outcome = Outcome(world.nodes)
+        self._lines = Lines(self.outcome.lines if record else None, lambda: self._agenda.now)
 
     def _make_work(self) -> Work:
         model, cells = self._world.training, self._world.cells
@@ -145,8 +146,7 @@ class _Simulation:
             else:
                 break
         self._rollout.settle(0 if self._down else self._state.rollout_capacity)
-        if self._record:
-            self._note_water()
+        self._lines.water(self._state)
 
     def _decide(self, event: p.AnyEvent) -> None:
         before = self._state
@@ -192,7 +192,7 @@ class _Simulation:
                 self._agenda.end(CORE)
                 self._agenda.after(self._restore_s, self._restored, CORE)
             case p.EndBurst():
-                self._note(m.Burst(self._agenda.now, self._state.burst.index, decision.version))
+                self._lines.burst(self._state.burst.index, decision.version)
             case p.CloseJoinWindow() | p.Stop():
                 pass
 
@@ -336,11 +336,11 @@ class _Simulation:
         known = {cell.id: cell for cell in before.cells}
         for cell in self._state.cells:
             if cell != known.pop(cell.id, None):
-                self._note(m.RoleChange(self._agenda.now, cell.id, cell.role.value))
+                self._lines.role(cell.id, cell.role.value)
         for gone in known:
             self._agenda.end(gone)
             self._work.lose(self._agenda.now, gone)
-            self._note(m.RoleChange(self._agenda.now, gone, "lost"))
+            self._lines.role(gone, "lost")
         if before.core in known:
             self._agenda.end(CORE)
 
@@ -388,14 +388,3 @@ class _Simulation:
         for cell in self._nodes:
             self._come_back(cell)
         self._launch(dict(self._seconds))
-
-    # ---- lines ----------------------------------------------------------------------------------------------------
-
-    def _note(self, line: m.AnyMetric) -> None:
-        if self._record:
-            self.outcome.lines.append(line)
-
-    def _note_water(self) -> None:
-        state, running = self._state, self._state.launched - self._state.terminated
-        ledger = (state.waterlevel, running, state.rollout_capacity, state.evaluating, int(state.published))
-        self._note(m.Water(self._agenda.now, *ledger))

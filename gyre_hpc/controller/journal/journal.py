@@ -95,10 +95,7 @@ class Journal:
         os.close(self._descriptor)
 
     def _storage_full(self, error: OSError) -> StorageFull:
-        return StorageFull(
-            f"{self.path}: {error.strerror}",
-            fix="free space, then: gyre train resume=" + str(self.path.parent.parent),
-        )
+        return StorageFull(f"{self.path}: {error.strerror}", fix="free space")
 
 
 def _fsync_and_close(descriptor: int) -> None:
