@@ -203,6 +203,19 @@ def test_a_cell_whose_contribution_failed_is_not_enrolled_by_the_return_of_its_w
     assert world.runner.participants == {CORE, LATE}
 
 
+def test_what_a_lost_cell_had_contributed_in_vain_does_not_keep_out_its_next_incarnation() -> None:
+    world = World()
+    world.runner.add_group(*group(1, 1))
+    world.runner.enrol(CORE)
+    world.runner.enrol(SAT)
+    name = world.work(SAT)
+    world.runner.close()
+    world.runner.contribution(SAT, msg.Contribution(0, (name,), manifest("g1", 3)))
+    world.runner.cell_lost(SAT)
+    world.runner.commit_failed(SAT, 0)
+    assert world.runner.enrol(SAT)
+
+
 def test_a_lost_cell_is_not_enrolled_by_the_return_of_its_work_but_may_come_again() -> None:
     world = World()
     world.runner.add_group(*group(1, 1))

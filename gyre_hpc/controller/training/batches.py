@@ -67,6 +67,8 @@ class BatchRunner:
     flushing: set[CellId] = field(default_factory=set)
     refused: set[CellId] = field(default_factory=set)
     """Cells whose contribution the core could not pull: they have no further part in this batch."""
+    survived_by: set[CellId] = field(default_factory=set)
+    """Cells that were lost while the core commits what they contributed: that counts if it is to be had."""
     trainer_version: dict[CellId, Version] = field(default_factory=dict)
     """What cells have said that their trainers hold: a snapshot counts once the cell claims with it."""
     unpulled: dict[CellId, Manifest] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class BatchRunner:
         """A new batch of weights `version` that steps to `makes`; nobody participates yet."""
         self.ledger = ClaimsLedger(batch)
         self.core, self.version, self.makes, self.executions = core, version, makes, 0
-        self.participants, self.waiting, self.flushing = set(), set(), set()
+        self.participants, self.waiting, self.flushing, self.survived_by = set(), set(), set(), set()
         self.refused, self.contributions, self.closing, self.committing = set(), {}, False, False
 
     def add_group(self, group: GroupId, refs: tuple[MicroStepRef, ...], executions: int) -> None:
@@ -255,6 +257,8 @@ class BatchRunner:
         self.committing = False
         self.hooks.send(cell, ContributionCommitted(batch))
         self._withdraw(cell)
+        if cell in self.survived_by:
+            self.refused.discard(cell)
 
     def release(self) -> None:
         """Committed or void: contributions may be freed, the batch is over."""
@@ -278,6 +282,7 @@ class BatchRunner:
         if self.ledger is None:
             return
         if self.committing and cell in self.contributions:
+            self.survived_by.add(cell)
             return
         self._withdraw(cell)
         self.refused.discard(cell)
