@@ -33,13 +33,17 @@ class LogFile(logging.FileHandler):
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `path` in place of what is there; a reader sees all of it or the one before. Raises OSError."""
+    """Write `path` in place of what is there; a reader sees all of it or the one before. Raises OSError, and leaves no draft."""
     draft = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

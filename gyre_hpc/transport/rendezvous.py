@@ -1,7 +1,9 @@
 """How a peer finds and proves itself to its run: the secret file and the rendezvous file.
 
 The secret (32 random bytes, hex, mode 0600) is made once per run folder and kept by later attempts, so that peers that
-outlive a controller can talk to its successor; the engines' bearer token is derived from it. The rendezvous file is
+outlive a controller can talk to its successor; the engines' bearer token and the names of the run's regions and KV pages
+are derived from it. Behind it stands the folder it was made for: a copy of a run folder gets a secret of its own, one that
+was moved keeps it. The rendezvous file is
 replaced whole (tmp, fsync, rename): a reader sees one controller's address or another's, never a mixture. Called by
 the controller (write) and every peer (read).
 """
@@ -12,6 +14,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from pathlib import Path
 
 import msgspec
 
@@ -33,23 +36,39 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 def write_secret(layout: RunLayout) -> bytes:
-    """The run's secret, made if the run has none. The file is never readable by others, not even for a moment."""
+    """The run's secret, made if the run has none or only that of the run it was copied from.
+
+    The file is never readable by others, not even for a moment. Raises OSError, CorruptRecord.
+    """
+    if _copied(layout):
+        layout.secret.unlink()
     try:
         handle = os.open(layout.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return read_secret(layout)
     secret = secrets.token_bytes(SECRET_BYTES)
     with os.fdopen(handle, "w") as file:
-        file.write(secret.hex())
+        file.write(f"{secret.hex()}\n{layout.root.resolve()}\n")
         file.flush()
         os.fsync(file.fileno())
     return secret
 
 
+def _copied(layout: RunLayout) -> bool:
+    """Whether the folder that the secret was made for is still there, and is another one."""
+    try:
+        lines = layout.secret.read_text().splitlines()
+        home = RunLayout(Path(lines[1])) if len(lines) > 1 else layout
+        other = home.secret.read_text().splitlines()[:1] == lines[:1]
+        return other and not home.root.samefile(layout.root)
+    except OSError:
+        return False
+
+
 def read_secret(layout: RunLayout) -> bytes:
     """The run's secret. Raises MissingInput or CorruptRecord naming the file."""
     try:
-        text = layout.secret.read_text().strip()
+        text = layout.secret.read_text().partition("\n")[0].strip()
     except FileNotFoundError as error:
         raise MissingInput(
             f"{layout.secret}: no such file", fix="start the controller of this run first"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
 import time
 from collections.abc import AsyncIterator
@@ -65,6 +66,20 @@ def test_the_secret_is_private_and_survives_a_second_controller(layout: RunLayou
     secret = write_secret(layout)
     assert stat.S_IMODE(layout.secret.stat().st_mode) == 0o600
     assert write_secret(layout) == read_secret(layout) == secret
+
+
+def test_a_copied_run_has_a_secret_of_its_own_and_a_moved_one_keeps_it(layout: RunLayout) -> None:
+    """Regions and KV pages are named by it: a copy would share those of the run it was copied from."""
+    secret = write_secret(layout)
+    copy = RunLayout(layout.root.with_name("copy"))
+    shutil.copytree(layout.root, copy.root)
+    fresh = write_secret(copy)
+    assert fresh != secret and write_secret(copy) == fresh and write_secret(layout) == secret
+    linked = RunLayout(layout.root.with_name("linked"))
+    linked.root.symlink_to(layout.root)
+    assert write_secret(linked) == secret
+    moved = RunLayout(layout.root.rename(layout.root.with_name("moved")))
+    assert write_secret(moved) == secret
 
 
 def test_a_missing_or_damaged_secret_is_named(layout: RunLayout) -> None:
