@@ -170,15 +170,19 @@ def test_without_the_node_of_its_core_a_run_goes_on_from_the_checkpoint_and_vers
 
 @pytest.mark.full
 def test_a_cell_whose_step_is_cancelled_joins_again(cluster: None, tmp_path: Path) -> None:
-    run = Run(f"root={tmp_path}", "schedule.steps=8")
+    run = Run(f"root={tmp_path}", "schedule.steps=500")
     run.until_step(1)
     (step,) = re.findall(r"(\S+) cell-1\.", squeue(run.job, "%i %j", "-s"))
     subprocess.run(["scancel", step], check=True)
     until("its second start", lambda: len(run.nodes("cell-1")) == 2)
-    run.until_completed()
-    assert run.steps_taken() == 8 and not read_bad_nodes(run.layout, 0.0)
-    roles = (run.layout.logs(1) / "controller.log").read_text()
-    assert "cell-1: loading -> rollout" in roles.partition("cell-1: lost -> starting")[2]
+    log = run.layout.logs(1) / "controller.log"
+    again = "cell-1: lost -> starting"
+    until(
+        "its return",
+        lambda: "cell-1: loading -> rollout" in log.read_text().partition(again)[2] or run.failed(),
+    )
+    run.until_step(run.step() + 2)
+    assert not read_bad_nodes(run.layout, 0.0)
 
 
 @pytest.mark.full
