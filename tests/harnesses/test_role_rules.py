@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,7 +76,13 @@ def leaks(outcome: Outcome) -> Iterator[str]:
         yield "HOME"
     if [line.split(":")[0].strip() for line in devices.splitlines() if ":" in line] != ["lo"]:
         yield f"network devices: {devices}"
-    if not set(home.split()) <= {".local"} and "cannot access" not in home:
+    interpreter = Path(sys.base_prefix).resolve()
+    mounted = {".local"} | {
+        place.relative_to(Path.home()).parts[0]
+        for place in [interpreter]
+        if place.is_relative_to(Path.home())
+    }
+    if not set(home.split()) <= mounted and "cannot access" not in home:
         yield f"the user's own folder: {home}"
 
 
