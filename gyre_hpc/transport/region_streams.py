@@ -28,7 +28,16 @@ from gyre_hpc.errors import ProtocolViolation
 from gyre_hpc.transport.backend import Room, WayFailed
 from gyre_hpc.transport.hosts import own_address
 from gyre_hpc.transport.messages import Manifest
-from gyre_hpc.transport.wire import HANDSHAKE_S, LENGTH, MAX_FRAME, NONCE_BYTES, frame, proof, read_frame
+from gyre_hpc.transport.wire import (
+    HANDSHAKE_S,
+    LENGTH,
+    MAX_FRAME,
+    NONCE_BYTES,
+    connection,
+    frame,
+    proof,
+    read_frame,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +105,7 @@ class SocketBackend:
 
     async def start(self) -> None:
         """Listen on a free port."""
-        self._server = await asyncio.start_server(self._serve, self._host, 0)
+        self._server = await asyncio.start_server(connection(self._serve), self._host, 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         self._address = f"{host}:{port}"
 
@@ -121,8 +130,6 @@ class SocketBackend:
             await self._answer(reader, writer)
         except (OSError, TimeoutError, msgspec.DecodeError, ProtocolViolation) as error:
             log.warning("%s: pull from %s ended: %s", self._owner, writer.get_extra_info("peername"), error)
-        except asyncio.CancelledError:  # the process ends; nobody waits for this task
-            log.info("%s: pull from %s cut off", self._owner, writer.get_extra_info("peername"))
         finally:
             writer.close()
 

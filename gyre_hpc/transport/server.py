@@ -37,6 +37,7 @@ from gyre_hpc.transport.wire import (
     Refused,
     StaleIncarnation,
     Welcome,
+    connection,
     frame,
     peer_proof,
     proof,
@@ -163,7 +164,7 @@ class LinkServer:
     async def start(self) -> tuple[str, int]:
         """Listen on a free port; returns (host, port) for the rendezvous file. Raises ConfigError naming the host."""
         try:
-            self._server = await asyncio.start_server(self._greet, self._host, 0)
+            self._server = await asyncio.start_server(connection(self._greet), self._host, 0)
         except OSError as error:
             raise ConfigError(
                 f"cluster.host={self._host}: the controller cannot listen there ({os.strerror(error.errno or 0)})",

@@ -9,9 +9,11 @@ urgent messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import struct
+from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ from gyre_hpc.transport.channel import InOrder
 from gyre_hpc.transport.messages import FromController, FromPeer
 
 T = TypeVar("T")
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 LENGTH: Final = struct.Struct(">I")
 MAX_FRAME: Final = 64 << 20
@@ -109,6 +112,18 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         return None
+
+
+def connection(serve: Serve) -> Serve:
+    """`serve` for asyncio's servers. A loop that ends cancels what is still open, and Python 3.11 prints a traceback for each
+    such task (https://github.com/python/cpython/issues/113538).
+    """
+
+    async def serve_until_cancelled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # nobody waits for this task
+            await serve(reader, writer)
+
+    return serve_until_cancelled
 
 
 def proof(secret: bytes, side: str, server_nonce: bytes, peer_nonce: bytes, *claims: bytes) -> bytes:

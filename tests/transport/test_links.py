@@ -27,7 +27,7 @@ from gyre_hpc.transport.links import (
     write_secret,
 )
 from gyre_hpc.transport.messages import Claim, Goodbye, Hello, PeerKind, Shutdown, WorkReady
-from gyre_hpc.transport.wire import Fence
+from gyre_hpc.transport.wire import Fence, read_frame
 
 PATIENCE_S = 30.0
 
@@ -260,3 +260,16 @@ def test_a_damaged_rendezvous_file_is_named(layout: RunLayout) -> None:
     layout.rendezvous.write_bytes(msgspec.json.encode({"host": 3}))
     with pytest.raises(CorruptRecord, match=r"controller\.json"):
         read_rendezvous(layout)
+
+
+def test_a_loop_that_ends_amid_a_handshake_says_nothing(layout: RunLayout) -> None:
+    said = list[str]()
+
+    async def ends_early() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["message"]))
+        server = LinkServer(write_secret(layout), 3, "127.0.0.1")
+        reader, _ = await asyncio.open_connection(*await server.start())
+        assert await read_frame(reader)
+
+    asyncio.run(ends_early())
+    assert said == []

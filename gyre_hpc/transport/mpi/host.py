@@ -37,7 +37,7 @@ from gyre_hpc.transport.mpi.wire import (
     Ready,
     ToHost,
 )
-from gyre_hpc.transport.wire import frame, read_frame
+from gyre_hpc.transport.wire import connection, frame, read_frame
 
 log = logging.getLogger(__name__)
 STUCK_S: Final = 10.0
@@ -80,7 +80,7 @@ class EndpointHost:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         region_files.make_private(self.path.parent.parent, self.path.parent)
         self.path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        self._server = await asyncio.start_unix_server(connection(self._serve), self.path)
 
     def send(self, message: Local) -> None:
         """Tell the endpoint, if there is one."""
