@@ -221,7 +221,7 @@ class Assembly:
             checkpoint=self.history.checkpoint or (Version(0), layout.named(layout.model)),
             every=self.config.trainer.checkpoint_every,
             keep=self.config.trainer.keep_checkpoints,
-            publications=self.history.publications,
+            publications=lambda: self.history.publications,
             took=self.departure.checkpoint_took,
         )
 

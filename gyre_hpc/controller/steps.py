@@ -157,7 +157,7 @@ class Steps:
         if self.state.published != version:
             return
         self.observer.published(version)
-        if tasks.heldout and (done or (every and self.weights.publications % every == 0)):
+        if tasks.heldout and (done or (every and self.weights.publications() % every == 0)):
             self.evaluate(version)
 
     def evaluate(self, version: Version) -> None:

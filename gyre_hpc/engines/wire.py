@@ -222,8 +222,6 @@ class Capabilities(msgspec.Struct):
     """Released memory goes back to the machine (measured by `resident_bytes`)."""
     can_export_live: bool = False
     """KV pages of a running call can be published."""
-    paged_kv_only: bool = True
-    """All state of a call besides its tokens is paged KV (false for recurrent layers)."""
 
 
 class ServerInfo(msgspec.Struct):

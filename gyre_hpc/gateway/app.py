@@ -302,27 +302,26 @@ class GatewayApp:
     def _finish(self, execution: Execution, call: Call) -> None:
         """The call is over: recorded and accounted for, once."""
         call.finish = call.finish or FinishReason.ABORT
-        execution.account.add(call)
+        finished = CallFinished(
+            call=call.id,
+            finish=call.finish.value,
+            tokens=len(call.ids),
+            finished=time.time(),
+            held_s=call.held_s,
+            recomputed_tokens=call.recomputed_tokens,
+            reroutes=call.reroutes,
+            lost=call.lost,
+            stalls=call.stalls,
+            pages_due=call.pages_due,
+            pages_found=call.pages_found,
+            kv_version=-1 if call.kv_version is None else call.kv_version,
+            kv_lag=call.kv_lag,
+            cached_tokens=call.cached_tokens,
+        )
+        execution.account.add(finished, call.versions)
         if call.lost:
             log.error("execution %d: %s", execution.id, call.lost)
-        self.log.append(
-            CallFinished(
-                call=call.id,
-                finish=call.finish.value,
-                tokens=len(call.ids),
-                finished=time.time(),
-                held_s=call.held_s,
-                recomputed_tokens=call.recomputed_tokens,
-                reroutes=call.reroutes,
-                lost=call.lost,
-                stalls=call.stalls,
-                pages_due=call.pages_due,
-                pages_found=call.pages_found,
-                kv_version=-1 if call.kv_version is None else call.kv_version,
-                kv_lag=call.kv_lag,
-                cached_tokens=call.cached_tokens,
-            )
-        )
+        self.log.append(finished)
         call.done.set()
         call.grown.set()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gyre_hpc.gateway.canonical import History
+from gyre_hpc.gateway.frames import CallFinished
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.gateway.rendering import ParsedAnswer
 from gyre_hpc.gateway.repeats import Repeats
@@ -85,11 +86,6 @@ class Call:
             return 0
         return max(0, self.versions[-1] - self.kv_version)
 
-    @property
-    def tokens_on_old_kv(self) -> int:
-        """Tokens sampled by newer weights than the oldest KV they may have seen."""
-        return tokens_behind(self.versions, self.kv_version)
-
     def hold(self) -> None:
         """From here on the call waits for us, not for the model."""
         if self.held_since is None:
@@ -147,29 +143,20 @@ class Account:
     calls_over_versions: int = 0
     """Calls that a publication met under way: sampled by more than one version."""
 
-    def add(self, call: Call) -> None:
-        """The call is over."""
-        self.calls_lost += bool(call.lost)
-        self.calls_rerouted += call.reroutes > 0
-        self.held_s += call.held_s
-        self.tokens_recomputed += call.recomputed_tokens
-        self.stalls += call.stalls
-        self.pages_due += call.pages_due
-        self.pages_found += call.pages_found
-        self.kv_lag = max(self.kv_lag, call.kv_lag)
-        self.tokens_on_old_kv += call.tokens_on_old_kv
-        self.tokens_cached += call.cached_tokens
-        self.calls_over_versions += spans_versions(call.versions)
-
-
-def tokens_behind(versions: Sequence[int], kv_version: int | None) -> int:
-    """How many of the tokens, given by the version that sampled each, are newer than `kv_version`."""
-    return 0 if kv_version is None else sum(version > kv_version for version in versions)
-
-
-def spans_versions(versions: Sequence[int]) -> bool:
-    """Whether more than one version sampled."""
-    return len(set(versions)) > 1
+    def add(self, finished: CallFinished, versions: Sequence[int]) -> None:
+        """A call is over; `versions` sampled its tokens."""
+        self.calls_lost += bool(finished.lost)
+        self.calls_rerouted += finished.reroutes > 0
+        self.held_s += finished.held_s
+        self.tokens_recomputed += finished.recomputed_tokens
+        self.stalls += finished.stalls
+        self.pages_due += finished.pages_due
+        self.pages_found += finished.pages_found
+        self.kv_lag = max(self.kv_lag, finished.kv_lag)
+        if finished.kv_version >= 0:
+            self.tokens_on_old_kv += sum(version > finished.kv_version for version in versions)
+        self.tokens_cached += finished.cached_tokens
+        self.calls_over_versions += len(set(versions)) > 1
 
 
 @dataclass(frozen=True)

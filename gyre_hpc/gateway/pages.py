@@ -152,8 +152,7 @@ class PageMover:
 
         async def one(execution: Execution) -> None:
             async with limit:
-                sent = await self._send_ahead(execution, cell, known.port, known.version, moved)
-                moved.calls += sent
+                await self._send_ahead(execution, cell, known.port, known.version, moved)
 
         try:
             async with asyncio.timeout(within_s):
@@ -165,8 +164,8 @@ class PageMover:
 
     async def _send_ahead(
         self, execution: Execution, cell: CellId, port: str, version: Version, moved: Moved
-    ) -> int:
-        """Export what the execution has on the cell and import it where it will go; 1 if it has moved."""
+    ) -> None:
+        """Export what the execution has on the cell and import it where it will go; `moved` counts it if there is a place."""
         tips = [(call.context, call.ids) for call in execution.calls.values() if call.finish is None]
         offers = []
         for context, sampled in [*execution.tips, *tips]:
@@ -174,14 +173,14 @@ class PageMover:
             offers.append(await self._export(execution, cell, port, version, ids, moved))
         target = self._router.table.reserve(execution.home)
         if target is None or not target.port:
-            return 0
+            return
         execution.home = target.id
         if target.version == version or self.keeps:
             for parcel in list(execution.parcels):
                 if parcel.offer in offers:
                     came = await self._bring(execution, parcel, target.id, target.port)
                     moved.outcome = came.reason or moved.outcome
-        return 1
+        moved.calls += 1
 
     # ---- ports --------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLogReader
-from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed, spans_versions, tokens_behind
+from gyre_hpc.gateway.calls import Account, Call, Execution, Sealed
 from gyre_hpc.gateway.frames import TOKEN_BYTES, decode_float32, decode_int32
 from gyre_hpc.gateway.lineage import Context, Lineage
 from gyre_hpc.gateway.logged_call import LoggedCall
@@ -73,18 +73,7 @@ def _account(execution: Execution, logged: LoggedCall) -> None:
     account.prompt_tokens += logged.length
     account.tokens_sampled += len(logged.ids) // TOKEN_BYTES
     if finished is not None:
-        account.calls_rerouted += finished.reroutes > 0
-        account.calls_lost += bool(finished.lost)
-        account.tokens_recomputed += finished.recomputed_tokens
-        account.held_s += finished.held_s
-        account.stalls += finished.stalls
-        account.pages_due += finished.pages_due
-        account.pages_found += finished.pages_found
-        account.kv_lag = max(account.kv_lag, finished.kv_lag)
-        account.tokens_cached += finished.cached_tokens
-        versions = decode_int32(logged.cut(logged.versions)).tolist()
-        account.tokens_on_old_kv += tokens_behind(versions, logged.kv_version)
-        account.calls_over_versions += spans_versions(versions)
+        account.add(finished, decode_int32(logged.cut(logged.versions)).tolist())
     account.law_breaks += sum(why in LAW_BREAKS for why in (*logged.opened.reasons, *logged.broken))
 
 

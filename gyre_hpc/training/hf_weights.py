@@ -37,8 +37,6 @@ _TOP = {
     "model.embed_tokens.weight": "embedding.word_embeddings.weight",
     "model.norm.weight": "decoder.final_layernorm.weight",
 }
-_ROW_SHARDED = ("linear_qkv.weight", "word_embeddings.weight", "output_layer.weight")
-_COLUMN_SHARDED = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def read_hf_folder(folder: Path) -> Tensors:
@@ -95,21 +93,6 @@ def hf_names(shape: ModelShape) -> list[str]:
         *(f"model.layers.{layer}.{name}" for layer in range(shape.num_hidden_layers) for name in inner),
     ]
     return names if shape.tie_word_embeddings else [*names, "lm_head.weight"]
-
-
-def tensor_parallel_shard(state: Mapping[str, torch.Tensor], rank: int, size: int) -> Tensors:
-    """The part of a whole Megatron state that tensor-parallel rank `rank` of `size` holds."""
-    return {name: _shard(name, tensor, rank, size) for name, tensor in state.items()}
-
-
-def _shard(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    if name.endswith(_ROW_SHARDED):
-        return tensor.chunk(size, 0)[rank].contiguous()
-    if name.endswith("linear_fc1.weight"):
-        return torch.cat([half.chunk(size, 0)[rank] for half in tensor.chunk(2, 0)])
-    if name.endswith(_COLUMN_SHARDED):
-        return tensor.chunk(size, 1)[rank].contiguous()
-    return tensor
 
 
 def _layer_to_megatron(weights: Mapping[str, torch.Tensor], shape: ModelShape, layer: int) -> Tensors:

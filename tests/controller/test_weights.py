@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pytest
 from gyre_hpc.config import ModelConfig, RunConfig
 from gyre_hpc.controller.driver import Driver
 from gyre_hpc.controller.journal.entries import CheckpointWritten, Happened
-from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.journal.history import History, read_history
 from gyre_hpc.controller.journal.journal import Journal, read_journal
 from gyre_hpc.controller.steps import Steps
 from gyre_hpc.controller.training.claims import Contradiction
@@ -20,7 +21,7 @@ from gyre_hpc.controller.training.weights import WeightKeeper, remove_older, uns
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
 from gyre_hpc.schedule.machine import initial_state
-from gyre_hpc.schedule.protocol import EvaluationDue
+from gyre_hpc.schedule.protocol import EndBurst, EvaluationDue, MicroSteps, Publish, Published
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import Phase, State
 from gyre_hpc.transport.messages import (
@@ -56,7 +57,7 @@ def evaluations_due(folder: Path, before: State) -> list[int]:
     driver = Driver(before, journal, lambda: None, lambda decision: None, lambda: None)
     config = RunConfig(model=ModelConfig(path="package:patchkit"))
     config.tasks.evaluate_every = 1
-    weights: Any = SimpleNamespace(publications=1)
+    weights: Any = SimpleNamespace(publications=lambda: 1)
     observer: Any = SimpleNamespace(published=lambda version: None)
     nobody: Any = None
     Steps(config, driver, nobody, nobody, weights, nobody, observer).version_served(Version(1))
@@ -74,12 +75,23 @@ def test_a_publication_overtaken_by_the_loss_of_the_core_is_not_evaluated(tmp_pa
     assert evaluations_due(tmp_path, before) == []
 
 
-def keeper(run: Path, keep: int) -> WeightKeeper:
+def keeper(run: Path, keep: int, *, every: int = 1, publications: Callable[[], int] = int) -> WeightKeeper:
     layout, nobody = RunLayout(run), cast(Any, None)
     layout.checkpoints.mkdir(parents=True)
     journal = Journal(layout.journal, 1)
     start = (Version(0), "model")
-    return WeightKeeper(layout, journal, nobody, nobody, nobody, nobody, start, every=1, keep=keep)
+    return WeightKeeper(
+        layout,
+        journal,
+        nobody,
+        nobody,
+        nobody,
+        nobody,
+        start,
+        every=every,
+        keep=keep,
+        publications=publications,
+    )
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, ["v000003"]), (2, ["v000002", "v000003"])])
@@ -95,6 +107,7 @@ async def test_checkpoints_beyond_those_kept_go_once_the_journal_names_the_newes
     monkeypatch.setattr("gyre_hpc.controller.journal.journal.os.fsync", fsync)
     for folder in folders:
         folder.mkdir()
+    weights.checkpoint = (Version(2), weights.layout.named(folders[1]))
     weights.checkpointed(Version(3), weights.layout.named(folders[2]))
     await weights.tidied()
     assert on_disk == [["v000001", "v000002", "v000003"]]
@@ -102,17 +115,18 @@ async def test_checkpoints_beyond_those_kept_go_once_the_journal_names_the_newes
     weights.journal.close()
 
 
-def test_a_checkpoint_that_the_journal_does_not_name_costs_no_older_one_its_place(tmp_path: Path) -> None:
-    for version in (1, 2, 3):
+def test_a_checkpoint_that_the_journal_does_not_name_costs_no_other_its_place(tmp_path: Path) -> None:
+    """1, 2 and 4 are named; a core was lost before it told of 3, another one writes 5."""
+    for version in (1, 2, 3, 4, 5):
         (tmp_path / f"v{version:06d}").mkdir()
-    remove_older(tmp_path / "v000002", keep=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000002", "v000003"]
+    remove_older(tmp_path / "v000004", tmp_path / "v000002", keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000002", "v000004", "v000005"]
 
 
 def test_drafts_of_cores_that_were_lost_go_with_the_next_checkpoint(tmp_path: Path) -> None:
     for name in ("v000002", ".v000002.draft-7", ".v000001.replaced-8", ".v000003.draft-9", "v000001"):
         (tmp_path / name).mkdir()
-    remove_older(tmp_path / "v000002", keep=2)
+    remove_older(tmp_path / "v000002", tmp_path / "v000001", keep=2)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".v000003.draft-9", "v000001", "v000002"], "a later version is being written"
 
@@ -127,6 +141,22 @@ async def test_a_checkpoint_that_is_on_disk_is_not_written_again(tmp_path: Path)
     weights.publish(CellId(1), Version(3), last=True)
     assert sent == [PublishWeights(Version(3), checkpoint=True), PublishWeights(Version(3), checkpoint=False)]
     await weights.tidied()
+    weights.journal.close()
+
+
+def test_a_publication_that_is_lost_with_its_core_shifts_no_checkpoint(tmp_path: Path) -> None:
+    history, sent = History(state()), list[Any]()
+    weights = keeper(tmp_path, keep=1, every=2, publications=lambda: history.publications)
+    weights.send = lambda cell, message: sent.append(message)
+    for made, ended in ((1, False), (2, True), (3, True)):
+        version = Version(made)
+        history.note(Happened(0.0, MicroSteps(0, 0), (Publish(version),)))
+        weights.publish(CellId(0), version, last=False)
+        if ended:
+            history.note(Happened(0.0, Published(version), (EndBurst(version),)))
+    history.note(Happened(0.0, MicroSteps(0, 0), (EndBurst(None),)))
+    assert [message.checkpoint for message in sent] == [False, False, True]
+    assert history.publications == 2
     weights.journal.close()
 
 

@@ -1,4 +1,4 @@
-"""A journal fed to the schedule gives the decisions it holds; a recording gives the wall time of the run."""
+"""Live runs: a journal replayed gives the decisions it holds; a recording gives the wall time of the run."""
 
 from __future__ import annotations
 
@@ -8,56 +8,16 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.bench import paced
-from gyre_hpc.controller.journal.entries import AnyEntry, Happened
-from gyre_hpc.controller.journal.journal import read_journal
+from gyre_hpc.config import load_run_config
+from gyre_hpc.controller.journal.history import read_history
+from gyre_hpc.controller.train import schedule_settings
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.schedule.protocol import Dispatch, Launch
-from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.simulate.from_run import overridden, settings_of, simulated
 from gyre_hpc.simulate.recorded import Recording, read_recording
-from gyre_hpc.simulate.replay import replay, replay_run
-from gyre_hpc.simulate.simulator import simulate
-from tests.simulate.tiny import Given, plan, world
-from tests.simulate.watch import watched
 
 TIMEOUT_S = 500.0
 """Of one paced run, on a machine many times slower than one of its own."""
 
-
-def journal_of(settings: Settings) -> list[AnyEntry]:
-    """What a run with this schedule would have journaled."""
-    with watched() as watch:
-        simulate(settings, world(2), Given())
-    return [Happened(0.0, event, decisions) for event, decisions in watch.journal]
-
-
-def test_a_journal_of_the_schedule_gives_its_decisions_again() -> None:
-    settings = plan(2, steps=3)
-    found = replay(journal_of(settings), settings)
-    assert found.difference is None
-    assert found.state.finished and found.state.steps_done == 3 and found.decisions > 20
-
-
-def test_the_first_other_decision_is_named() -> None:
-    settings = plan(2, steps=3)
-    entries = journal_of(settings)
-    where = next(i for i, e in enumerate(entries) if isinstance(e, Happened) and e.decisions and i > 9)
-    other = entries[where]
-    assert isinstance(other, Happened)
-    entries[where] = Happened(0.0, other.event, ())
-    found = replay(entries, settings)
-    assert found.difference is not None and found.events == where
-    assert found.difference.decided == other.decisions and found.difference.journaled == ()
-    assert f"event {where}" in str(found.difference)
-
-
-def test_the_schedule_of_another_run_decides_otherwise() -> None:
-    found = replay(journal_of(plan(2, steps=3)), plan(2, steps=3, batch_groups=1))
-    assert found.difference is not None
-    assert isinstance(found.difference.decided[0], Dispatch | Launch)
-
-
-# ---- live runs ----------------------------------------------------------------------------------------------------
 
 Record = Callable[..., Path]
 
@@ -94,10 +54,9 @@ def rolling_s(recording: Recording) -> float:
 @pytest.mark.parametrize("overrides", [GYRE, COLOCATE])
 def test_a_live_journal_gives_the_same_decisions(record: Record, overrides: tuple[str, ...]) -> None:
     run = record(*overrides)
-    found = replay_run(run)
-    assert found.difference is None, str(found.difference)
-    entries = [entry for entry in read_journal(RunLayout(run).journal) if isinstance(entry, Happened)]
-    assert found.events == len(entries) and found.state.finished
+    journal = RunLayout(run).journal
+    assert not [*journal.glob("*.snapshot")], "it is replayed whole"
+    assert read_history(journal, schedule_settings(load_run_config(run))).state.finished
 
 
 @pytest.mark.full

@@ -15,7 +15,6 @@ from gyre_hpc.training.hf_weights import (
     hf_to_megatron,
     megatron_to_hf,
     read_hf_folder,
-    tensor_parallel_shard,
 )
 from tests.training.training_cases import SHAPE, make_model
 
@@ -40,22 +39,6 @@ def test_a_missing_tensor_is_named() -> None:
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match=str(tmp_path)):
         read_hf_folder(tmp_path)
-
-
-def test_tensor_parallel_shards_cut_whole_heads_and_both_halves_of_the_gate(model_dir: Path) -> None:
-    state = hf_to_megatron(read_hf_folder(model_dir), SHAPE)
-    halves = [tensor_parallel_shard(state, rank, 2) for rank in range(2)]
-    whole = megatron_to_hf(state, SHAPE)
-    half = replace(SHAPE, num_attention_heads=2, num_key_value_heads=1, intermediate_size=32, vocab_size=24)
-    parts = [megatron_to_hf(shard, half) for shard in halves]
-    for name, dim in (("q_proj", 0), ("k_proj", 0), ("o_proj", 1)):
-        key = f"model.layers.0.self_attn.{name}.weight"
-        assert torch.equal(torch.cat([part[key] for part in parts], dim), whole[key])
-    for name, dim in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
-        key = f"model.layers.1.mlp.{name}.weight"
-        assert torch.equal(torch.cat([part[key] for part in parts], dim), whole[key])
-    key = "model.embed_tokens.weight"
-    assert torch.equal(torch.cat([part[key] for part in parts]), whole[key])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ what it had done is void, and the cell's next incarnation begins from its start.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -75,8 +75,3 @@ def switches(entries: Iterable[AnyEntry]) -> list[Switch]:
 def read_switches(run: Path) -> list[Switch]:
     """All switches of a run folder. Raises CorruptRecord."""
     return switches(read_journal(RunLayout(run).journal))
-
-
-def read_steps(run: Path) -> Iterator[SwitchStep]:
-    """Every journaled step of a run folder, in the order in which they were told. Raises CorruptRecord."""
-    return (entry for entry in read_journal(RunLayout(run).journal) if isinstance(entry, SwitchStep))

@@ -31,7 +31,7 @@ from gyre_hpc.controller.journal.snapshots import Snapshot, valid
 from gyre_hpc.errors import CorruptRecord, GyreError
 from gyre_hpc.records import ClosingReason, ExecutionId, GroupId, Version
 from gyre_hpc.schedule.machine import decide, initial_state
-from gyre_hpc.schedule.protocol import EvaluationDue, Launched, LaunchEvaluation, Publish, Terminated
+from gyre_hpc.schedule.protocol import EndBurst, EvaluationDue, Launched, LaunchEvaluation, Terminated
 from gyre_hpc.schedule.settings import Settings
 from gyre_hpc.schedule.state import State
 from gyre_hpc.transport.messages import ExecutionClosed, ExecutionOutcome, ExecutionSealed
@@ -52,6 +52,7 @@ class History:
     forecasts: Forecasts = field(default_factory=Forecasts)
     checkpoint: tuple[Version, str] | None = None
     publications: int = 0
+    """Publications that ended a burst: one whose core was lost is made again and counts then."""
     started_at: float | None = None
     resumes: int = 0
     launched: set[ExecutionId] = field(default_factory=set)
@@ -97,7 +98,7 @@ class History:
             case EvaluationDue(version=version, executions=executions):
                 self.evaluations.due(version, executions)
         for decision in entry.decisions:
-            self.publications += isinstance(decision, Publish)
+            self.publications += isinstance(decision, EndBurst) and decision.version is not None
             if isinstance(decision, LaunchEvaluation):
                 for id in decision.ids:
                     self.evaluations.launched(id, decision.version)

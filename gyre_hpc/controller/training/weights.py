@@ -55,7 +55,8 @@ class WeightKeeper:
     checkpoint: tuple[Version, str]
     every: int
     keep: int
-    publications: int = 0
+    publications: Callable[[], int]
+    """How many have ended; a publication that is lost with its core is none."""
     restored: tuple[CellId, TrainerRestored] | None = None
     restoring: CellId | None = None
     publishing: Version | None = None
@@ -108,9 +109,8 @@ class WeightKeeper:
         One that is on disk is not written again, as when a restored core publishes what the lost one had saved: it
         would be missing while it is replaced.
         """
-        self.publications += 1
         self.publishing = version
-        due = last or self.publications % self.every == 0
+        due = last or (self.publications() + 1) % self.every == 0
         self._ask(core, version, checkpoint=due and version != self.checkpoint[0])
 
     def save(self, core: CellId, version: Version) -> None:
@@ -146,28 +146,31 @@ class WeightKeeper:
 
     def checkpointed(self, version: Version, folder: str) -> None:
         """A checkpoint is on disk: journal it, then, beside the loop, remove the oldest beyond `keep`."""
+        before = self.layout.checkpoint(self.checkpoint[0])
         self.checkpoint = (version, folder)
         self.journal.append(CheckpointWritten(time.time(), version, folder))
-        task = asyncio.create_task(self._tidy(self.layout.root / folder))
+        task = asyncio.create_task(self._tidy(self.layout.root / folder, before))
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
 
-    async def _tidy(self, newest: Path) -> None:
+    async def _tidy(self, newest: Path, before: Path) -> None:
         """Nothing goes before the journal names `newest` even if this host is lost."""
         await self.journal.sync()
-        await asyncio.to_thread(remove_older, newest, self.keep)
+        await asyncio.to_thread(remove_older, newest, before, self.keep)
 
     async def tidied(self) -> None:
         """Wait for removals under way. What a full disk stopped is left for the next checkpoint."""
         await asyncio.gather(*self._tidying, return_exceptions=True)
 
 
-def remove_older(newest: Path, keep: int) -> None:
+def remove_older(newest: Path, before: Path, keep: int) -> None:
     """Remove the checkpoints before `newest`, but for the last of them that make `keep` with it.
 
-    So go drafts that cores left which were lost while they wrote; one that is being written is of a later version.
+    `before` is the one that the journal named last before it. What lies between is of cores that were lost before they told
+    of it: it goes, as their drafts do. What is being written is of a later version.
     """
     older = sorted(path for path in newest.parent.glob("v*") if path.name < newest.name)
+    named = [path for path in older if path.name <= before.name]
     drafts = [path for path in newest.parent.glob(".v*.*") if path.name.split(".")[1] <= newest.name]
-    for path in [*drafts, *older[: max(0, len(older) + 1 - keep)]]:
+    for path in [*drafts, *older[len(named) :], *named[: max(0, len(named) + 1 - keep)]]:
         shutil.rmtree(path, ignore_errors=True)

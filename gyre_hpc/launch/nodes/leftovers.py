@@ -5,9 +5,8 @@ Each names its run in a file MARK: the job's folder on a node (`scratch`), the r
 controller has ended is not removed by others: a folder is *stale* when its run has nobody left (`nobody_left`: the rule by
 which a run may be taken over, and no job of it that Slurm still knows), and the folder was not used for KEPT_S, in which a
 person may resume the run. Of a run folder that is gone, or lies where this host does not see it, only the time counts. Whatever
-else is true, a folder that a process holds (`hold`: a lock on its mark) is in use. Folders of
-other users, and those without a mark, are left alone. Called by controllers and cell hosts beside their start, and on each node as a
-run ends for good.
+else is true, a folder that a process holds (`hold`: a lock on its mark) is in use. Folders of other users, and those without a
+mark, are left alone. Called by controllers and cell hosts beside their start, and on each node as a run ends for good.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def mark(folder: Path, layout: RunLayout, *, anew: bool = True) -> None:
     """Say whose folder it is, unless it says so (`anew=False`: a run may have been moved since, or be seen elsewhere)."""
     path = folder / MARK
     if anew or not path.exists():
-        path.write_bytes(mark_of(layout))
+        path.write_bytes(_mark_of(layout))
 
 
 def hold(folder: Path, layout: RunLayout, *, anew: bool = True) -> int:
@@ -84,14 +83,14 @@ def _unheld(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def mark_of(layout: RunLayout) -> bytes:
+def _mark_of(layout: RunLayout) -> bytes:
     return os.fsencode(layout.root.resolve()) + b"\n"
 
 
 def is_of(folder: Path, layout: RunLayout) -> bool:
     """Whether the folder is marked as this run's. A link to one is not."""
     with contextlib.suppress(OSError):
-        return not folder.is_symlink() and (folder / MARK).read_bytes() == mark_of(layout)
+        return not folder.is_symlink() and (folder / MARK).read_bytes() == _mark_of(layout)
     return False
 
 

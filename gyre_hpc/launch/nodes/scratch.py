@@ -6,7 +6,8 @@
 JIT caches on a home directory of NFS have stopped whole jobs (stale file handles). Regions lie beside it in memory
 (`transport.region_files`). What a killed process left goes with the job: at its end, and when it starts again after a requeue,
 `python -m gyre_hpc.launch.nodes.scratch --run RUN` on every node removes both, and the folders of the run's other jobs that Slurm says
-have ended; a folder is the run's if its file MARK says so. A base that a node lacks is passed over.
+have ended; a folder is the run's if its file MARK says so. A base that a node lacks is passed over. From
+here too go the KV pages that the run's cells shared (`kv.shared`), and what runs that are no more have left (`leftovers`).
 """
 
 from __future__ import annotations
