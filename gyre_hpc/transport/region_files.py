@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -97,11 +98,34 @@ def remove_owner_folder(folder: Path) -> None:
 
 
 def remove_bare(folder: Path) -> None:
-    """Delete a folder that holds nothing but its mark."""
-    with contextlib.suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [MARK]:
+    """Delete a folder in which there is nothing but its mark, unless a process holds it."""
+    with contextlib.suppress(OSError), unheld(folder) as free:
+        if free and [path.name for path in folder.iterdir()] == [MARK]:
             (folder / MARK).unlink()
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def unheld(folder: Path) -> Iterator[bool]:
+    """Whether no process holds the folder (a lock on its mark: `leftovers.hold`); meanwhile none can begin to."""
+    try:
+        handle = os.open(folder / MARK, os.O_RDWR)
+    except OSError:
+        handle = None
+    try:
+        yield handle is None or _locked(handle)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """A file system without locks knows of nobody who holds one."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def _generations(own: Path) -> list[int]:

@@ -23,7 +23,7 @@ from gyre_hpc.launch.nodes import leftovers
 from gyre_hpc.launch.nodes.leftovers import KEPT_S, discard, mark, nobody_left, remove_stale, stale
 from gyre_hpc.launch.nodes.scratch import entered, job_folder, main, remove_pages
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.transport.region_files import make_owner_folder, remove_owner_folder, run_folder
+from gyre_hpc.transport.region_files import make_owner_folder, remove_bare, remove_owner_folder, run_folder
 from gyre_hpc.transport.regions import run_key
 from gyre_hpc.transport.rendezvous import read_secret, write_secret
 
@@ -41,6 +41,17 @@ with entered(sys.argv[2], layout, "cell-0"):
         release(layout.root, owner)
 """
 """A process that owns the run and works on its node, until it is told to end in order, or is killed."""
+
+WORKER = """
+import sys
+from pathlib import Path
+from gyre_hpc.launch.nodes.scratch import entered
+from gyre_hpc.layout import RunLayout
+with entered(sys.argv[2], RunLayout(Path(sys.argv[1])), "cell-0"):
+    print("entered", flush=True)
+    sys.stdin.readline()
+"""
+"""One that does not own it."""
 
 
 @pytest.fixture
@@ -73,20 +84,26 @@ def a_page(folder: Path) -> memoryview | None:
     return PageStore(folder, 1 << 20).get(PageKey("", b"layout", b"prefix")) if folder.exists() else None
 
 
+def started(program: str, layout: RunLayout, node: Path) -> subprocess.Popen[bytes]:
+    """The program, once it has entered."""
+    command = [sys.executable, "-c", program, str(layout.root), str(node)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
 @pytest.fixture
-def controller(tmp_path: Path, node: Path) -> Iterator[subprocess.Popen[str]]:
+def controller(tmp_path: Path, node: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A living one, of the run `run`."""
     layout, _ = a_run(tmp_path, node, "run")
-    command = [sys.executable, "-c", CONTROLLER, str(layout.root), str(node)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "owned\n"
+    process = started(CONTROLLER, layout, node)
     yield process
     process.kill()
     process.wait()
 
 
 def test_what_a_dead_run_left_goes_once_nobody_has_used_it_for_long(
-    tmp_path: Path, node: Path, controller: subprocess.Popen[str]
+    tmp_path: Path, node: Path, controller: subprocess.Popen[bytes]
 ) -> None:
     layout = RunLayout(tmp_path / "run")
     config = load_run_config(layout.root)
@@ -106,11 +123,11 @@ def test_what_a_dead_run_left_goes_once_nobody_has_used_it_for_long(
 
 
 def test_a_run_that_waits_in_the_queue_keeps_what_it_left(
-    tmp_path: Path, node: Path, controller: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, node: Path, controller: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = RunLayout(tmp_path / "run")
     pages = pages_of(layout, load_run_config(layout.root))
-    controller.communicate("end\n")
+    controller.communicate(b"end\n")
     layout.jobs.mkdir()
     (layout.jobs / "7_submission.sh").touch()
     layout.service_job.parent.mkdir()
@@ -214,18 +231,8 @@ def test_a_removal_that_was_cut_short_loses_its_mark_and_hinders_none(tmp_path: 
 def test_a_folder_that_a_process_holds_stays_whoever_cannot_see_its_run(tmp_path: Path, node: Path) -> None:
     layout, _ = a_run(tmp_path, node, "run")
     later = time.time() + 2 * KEPT_S
-    code = f"""
-import sys
-from pathlib import Path
-from gyre_hpc.launch.nodes.scratch import entered
-from gyre_hpc.layout import RunLayout
-with entered({str(node)!r}, RunLayout(Path({str(layout.root)!r})), "cell-0"):
-    print(flush=True)
-    sys.stdin.readline()
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = started(WORKER, layout, node)
     try:
-        assert process.stdout is not None and process.stdout.readline()
         (scratch,), regions = node.glob("gyre-*"), run_folder(run_key(read_secret(layout)))
         layout.root.rename(tmp_path / "out of sight")
         assert stale(scratch, later) and remove_stale([scratch, regions], later) == []
@@ -271,6 +278,20 @@ def test_a_job_that_hands_its_run_back_does_not_tidy_up_after_others(
     monkeypatch.setattr("gyre_hpc.launch.nodes.scratch.remove_stale", lambda config: told.append(True))
     assert main(["--run", str(layout.root)]) == 0 and told == []
     assert main(["--run", str(layout.root), "--over"]) == 0 and told == [True]
+
+
+def test_a_process_that_ends_leaves_the_marks_of_folders_that_others_use(tmp_path: Path, node: Path) -> None:
+    """A process that has just entered has nothing of its own in them yet."""
+    layout, _ = a_run(tmp_path, node, "run")
+    key = run_key(read_secret(layout))
+    job, regions = job_folder(str(node), layout), run_folder(key)
+    with started(WORKER, layout, node) as other:
+        (job / "cell-0").rmdir()
+        remove_owner_folder(make_owner_folder(key, "gateway-0"))
+        remove_bare(job)
+        assert leftovers.is_of(job, layout) and leftovers.is_of(regions, layout)
+        other.communicate(b"end\n")
+    assert not job.exists() and not regions.exists()
 
 
 def test_the_last_of_a_run_takes_the_mark_of_its_regions_along(tmp_path: Path, node: Path) -> None:

@@ -29,7 +29,7 @@ from gyre_hpc.launch.incarnations import OUTLIVE
 from gyre_hpc.launch.job.state import gone
 from gyre_hpc.launch.owner import jobs_of_run, why_alive
 from gyre_hpc.layout import RunLayout
-from gyre_hpc.transport.region_files import MARK
+from gyre_hpc.transport.region_files import MARK, unheld
 
 log = logging.getLogger(__name__)
 
@@ -64,23 +64,11 @@ def hold(folder: Path, layout: RunLayout, *, anew: bool = True) -> int:
     return handle
 
 
-@contextlib.contextmanager
-def _unheld(folder: Path) -> Iterator[bool]:
-    """Whether no process holds the folder; meanwhile none can begin to."""
-    try:
-        handle = os.open(folder / MARK, os.O_RDWR)
-    except OSError:
-        yield True
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
-        except OSError as error:
-            free = not isinstance(error, BlockingIOError)
-        yield free
-    finally:
-        os.close(handle)
+def let_go(held: int) -> None:
+    """What `hold` returned is held no longer, not even by a child that was forked meanwhile."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_UN)
+    os.close(held)
 
 
 def _mark_of(layout: RunLayout) -> bytes:
@@ -155,7 +143,7 @@ def remove_stale(folders: Iterable[Path], now: float | None = None) -> list[Path
     for folder in folders:
         if not stale(folder, now):
             continue
-        with _unheld(folder) as free:
+        with unheld(folder) as free:
             going = _renamed(folder) if free else folder
         if free:
             log.info("removed: %s, left by a run that is no more", folder)

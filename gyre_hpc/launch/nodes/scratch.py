@@ -93,11 +93,11 @@ def entered(given: str, layout: RunLayout, name: str) -> Iterator[Path]:
         shutil.rmtree(own, ignore_errors=True)
         with contextlib.suppress(OSError):  # caches are in use, or worth keeping until the job ends
             cache.rmdir()
+        leftovers.let_go(held)
         remove_bare(job)
-        os.close(held)
         if regions is not None:
+            leftovers.let_go(regions[1])
             remove_bare(regions[0])
-            os.close(regions[1])
 
 
 def _marked_regions(layout: RunLayout) -> tuple[Path, int] | None:
