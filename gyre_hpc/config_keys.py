@@ -1,4 +1,4 @@
-"""Keys of a configuration schema: which exist, which one a mistyped key meant, what its value may be.
+"""Keys of a configuration schema: which exist, what they mean, which one a mistyped key meant, what its value may be.
 
 Pure functions over dataclasses whose fields are values or sections (dataclasses of their own). A key is a dotted path,
 "cluster.cell.ranks". `key_error` makes the ConfigError that names key, value and what to do.
@@ -6,11 +6,14 @@ Pure functions over dataclasses whose fields are values or sections (dataclasses
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import re
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
+from omegaconf import MISSING
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gyre_hpc.errors import ConfigError
@@ -116,3 +119,34 @@ def omegaconf_error(schema: Schema, error: OmegaConfBaseException) -> ConfigErro
     missing = isinstance(error, MissingMandatoryValue)
     reason = "a value is required" if missing else str(error).splitlines()[0]
     return key_error(schema, str(error.full_key or ""), reason)
+
+
+def field_docs(section: Schema) -> dict[str, str]:
+    """The string under each field of a configuration dataclass."""
+    body = ast.parse(inspect.getsource(section)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for item, following in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and isinstance(following, ast.Expr)
+        ):
+            value = following.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docs[item.target.id] = " ".join(value.value.split())
+    return docs
+
+
+def reference(section: Schema, prefix: str = "") -> list[tuple[str, str, str]]:
+    """(key, default, meaning) of every key, sections expanded."""
+    docs, rows = field_docs(section), []
+    for item in fields(section):
+        inner = section_type(item)
+        if inner is not None:
+            rows += reference(inner, f"{prefix}{item.name}.")
+            continue
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        shown = "required" if default == MISSING else repr(default)
+        rows.append((prefix + item.name, shown, docs.get(item.name, "")))
+    return rows

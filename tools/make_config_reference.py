@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gyre_hpc.hydra_app import reference
+from gyre_hpc.config import RunConfig
+from gyre_hpc.config_keys import reference
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 
 
 def page() -> str:
     """The whole page."""
-    rows = "\n".join(f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in reference())
+    rows = "\n".join(
+        f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in reference(RunConfig)
+    )
     return (
         "# Configuration reference\n\nGenerated from `gyre_hpc/config*.py` by `tools/make_config_reference.py`. Defaults are the"
         " schema's; a choice of a group or an experiment may set another value.\n\n"

@@ -188,7 +188,7 @@ class Execution:
     lineage: Lineage
     history: History = field(default_factory=History)
     calls: dict[str, Call] = field(default_factory=dict)
-    repeats: Repeats = field(default_factory=Repeats)
+    repeats: Repeats[Call] = field(default_factory=Repeats)
     home: CellId | None = None
     kv_version: Version | None = None
     """Oldest weights that have computed KV of its namespace (kv_policy=keep_execution)."""

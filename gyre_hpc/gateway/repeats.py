@@ -6,26 +6,38 @@ sibling. Clients of identical requests that all lose their connection find as ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gyre_hpc.gateway.calls import Call
+from typing import Generic, Protocol, TypeVar
 
 
-class Repeats:
+class Repeatable(Protocol):
+    """A call."""
+
+    request: bytes
+    """Digest."""
+
+    @property
+    def attachable(self) -> bool:
+        """Whether its client is gone and its answer is still to be had."""
+        ...
+
+
+C = TypeVar("C", bound=Repeatable)
+
+
+class Repeats(Generic[C]):
     """The calls of an execution that may still be attached to, by the digest of their request."""
 
     def __init__(self) -> None:
-        self._calls: dict[bytes, list[Call]] = {}
+        self._calls: dict[bytes, list[C]] = {}
 
-    def add(self, call: Call) -> None:
+    def add(self, call: C) -> None:
         self._calls.setdefault(call.request, []).append(call)
 
-    def attachable(self, request: bytes) -> Call | None:
-        """The oldest call with this request whose client is gone and whose answer is still to be had."""
+    def attachable(self, request: bytes) -> C | None:
+        """The oldest call with this request that is attachable."""
         return next((call for call in self._calls.get(request, ()) if call.attachable), None)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: C) -> None:
         """Nobody attaches to this call any more."""
         left = [other for other in self._calls.pop(call.request, ()) if other is not call]
         if left:

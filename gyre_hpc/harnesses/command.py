@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import HarnessConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.harnesses.check import Trial, run
@@ -17,7 +18,6 @@ from gyre_hpc.harnesses.findings import Finding, judge
 from gyre_hpc.harnesses.locks import lock_of
 from gyre_hpc.harnesses.packages import install, prefix_of
 from gyre_hpc.harnesses.stand import MAX_CONTEXT
-from gyre_hpc.hydra_app import compose
 
 LAST_LINES = 15
 ROOM = [

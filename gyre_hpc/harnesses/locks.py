@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gyre_hpc.composition import conf_dir
 from gyre_hpc.config import HarnessConfig
 from gyre_hpc.errors import MissingInput
-from gyre_hpc.hydra_app import conf_dir
 
 
 def lock_of(config: HarnessConfig) -> Path | None:

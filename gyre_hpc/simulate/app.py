@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from gyre_hpc.hydra_app import reference
+from gyre_hpc.config_keys import reference
 from gyre_hpc.schedule.settings import LaunchOrder, PolicyName
 from gyre_hpc.simulate import app_tables
 from gyre_hpc.simulate.baselines import OURS, baselines

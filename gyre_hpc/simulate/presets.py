@@ -15,7 +15,7 @@ import msgspec
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from gyre_hpc import hydra_app
+from gyre_hpc import composition
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.simulate.trace_files import trace_workload
 from gyre_hpc.simulate.workload import LogNormal, Workload
@@ -155,15 +155,15 @@ class SimulateConfig:
 def trace_path(name: str) -> Path:
     """A path as given, else that file of conf/traces."""
     path = Path(name)
-    shipped = hydra_app.conf_dir() / "traces" / name
+    shipped = composition.conf_dir() / "traces" / name
     return shipped if not path.exists() and path.name == name and shipped.is_file() else path
 
 
 def compose(overrides: list[str]) -> SimulateConfig:
     """The typed configuration. Raises ConfigError naming the key and the nearest valid one."""
     ConfigStore.instance().store(name="simulate_schema", node=SimulateConfig)
-    folder = hydra_app.conf_dir() / "simulate"
-    with hydra_app.composed(SimulateConfig, folder, overrides, VERB) as plain:
+    folder = composition.conf_dir() / "simulate"
+    with composition.composed(SimulateConfig, folder, overrides, VERB) as plain:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SimulateConfig), plain))
     assert isinstance(config, SimulateConfig)
     if config.trace:
@@ -189,7 +189,7 @@ def preset_names() -> list[str]:
 
 
 def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (hydra_app.conf_dir() / "simulate" / group).glob("*.yaml"))
+    return sorted(path.stem for path in (composition.conf_dir() / "simulate" / group).glob("*.yaml"))
 
 
 def _check(config: SimulateConfig) -> None:

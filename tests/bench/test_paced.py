@@ -18,11 +18,11 @@ import pytest
 from gyre_hpc import models
 from gyre_hpc.bench import paced, scripted_agent
 from gyre_hpc.bench.schedule import ENTRANTS
+from gyre_hpc.composition import compose
 from gyre_hpc.config import TasksConfig
 from gyre_hpc.errors import GyreError
 from gyre_hpc.executions.evaluation import read_score
 from gyre_hpc.executions.tasks import task_source
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.report import metrics as m
 
 FAMILY = "gyre_hpc.bench.paced/PacedFamily"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gyre_hpc.bench import scores
-from gyre_hpc.hydra_app import compose
+from gyre_hpc.composition import compose
 from gyre_hpc.report import metrics as m
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose, conf_dir
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.config_keys import known_keys, nearest_key
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.hydra_app import compose, conf_dir
 
 
 def refusal(*overrides: str) -> ConfigError:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose, conf_dir
 from gyre_hpc.config import RunConfig
-from gyre_hpc.config_keys import known_keys, section_type
-from gyre_hpc.hydra_app import GROUPS, compose, conf_dir, field_docs, help_text, reference
+from gyre_hpc.config_keys import field_docs, known_keys, reference, section_type
+from gyre_hpc.hydra_app import GROUPS, help_text
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOICES = sorted(
@@ -20,7 +21,7 @@ CHOICES = sorted(
 
 def test_every_key_says_what_it_means() -> None:
     keys = {key for key, item in known_keys(RunConfig).items() if section_type(item) is None}
-    rows = {key: meaning for key, _, meaning in reference()}
+    rows = {key: meaning for key, _, meaning in reference(RunConfig)}
     assert set(rows) == keys
     assert [key for key, meaning in rows.items() if len(meaning) < 8] == []
 
@@ -45,7 +46,7 @@ def test_help_lists_every_group_choice_and_key() -> None:
     for choice in CHOICES:
         group, name = choice.split("=")
         assert f"  {group}: " in text and name in text
-    for key, _, _ in reference():
+    for key, _, _ in reference(RunConfig):
         assert f"  {key} = " in text
 
 

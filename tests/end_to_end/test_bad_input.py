@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.config import RunConfig
+from gyre_hpc.config_keys import reference
 from gyre_hpc.gateway.call_log import call_logs
-from gyre_hpc.hydra_app import reference
 from gyre_hpc.records import ClosingReason
 from gyre_hpc.shards.manifest import read_manifest
 from tests.end_to_end.agreement import check_agreement
@@ -47,7 +48,7 @@ def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
 
 
 def test_no_port_is_configured_so_none_can_be_in_use() -> None:
-    assert not [key for key, _, _ in reference() if "port" in key.rpartition(".")[2].split("_")]
+    assert not [key for key, _, _ in reference(RunConfig) if "port" in key.rpartition(".")[2].split("_")]
 
 
 def flip_byte(path: Path) -> None:

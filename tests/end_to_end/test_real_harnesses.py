@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.gateway.call_log import read_call_log
 from gyre_hpc.harnesses.command import installed
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CallRecord, LeafRole
 from gyre_hpc.shards.stats import show, stats

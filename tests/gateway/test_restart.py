@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.engines.client import EngineRefused
 from gyre_hpc.gateway.call_log import CallLog
 from gyre_hpc.gateway.calls import Account, Call
@@ -19,7 +20,6 @@ from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.restore import read_for_restore
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.worker import SEALED_KEPT_S
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.kv.client import PortClient
 from gyre_hpc.records import CellId, KvPolicy, LeafRole, Version
 from gyre_hpc.transport.messages import ExecutionSealed

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import RoleRule
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.gateway.canonical import History, Request
 from gyre_hpc.gateway.dialects.chat import ChatCompletions
 from gyre_hpc.gateway.roles import role_hint
-from gyre_hpc.hydra_app import compose
 
 BASH: Any = {"type": "function", "function": {"name": "bash", "parameters": {}}}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import RunConfig
 from gyre_hpc.harnesses.check import Outcome, Trial, run
 from gyre_hpc.harnesses.command import ROOM, installed
 from gyre_hpc.harnesses.findings import judge
-from gyre_hpc.hydra_app import compose
 from tests.harnesses.cast import NEWEST
 
 HARNESSES = ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code")

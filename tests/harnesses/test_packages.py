@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import HarnessConfig
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.executions.harness import find_harness
@@ -19,7 +20,6 @@ from gyre_hpc.harnesses.packages import (
     is_installed,
     prefix_of,
 )
-from gyre_hpc.hydra_app import compose
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.harnesses import script
 from gyre_hpc.harnesses.check import Outcome, Trial
 from gyre_hpc.harnesses.command import ROOM, installed
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.records import CallRecord, Delivery
 from tests.harnesses.cast import EXPECTED, NEWEST, Part, call, cast, confusion, part, play
 

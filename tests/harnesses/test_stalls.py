@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.harnesses import script
 from gyre_hpc.harnesses.check import Outcome, Trial
 from gyre_hpc.harnesses.command import ROOM, installed
 from gyre_hpc.harnesses.findings import GENERATIONS
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.records import Delivery
 from tests.harnesses.cast import EXPECTED, Cast, Part, cast, confusion, play
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.cli import main
+from gyre_hpc.composition import compose
 from gyre_hpc.config import save_run_config
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.elsewhere.guest_job import HOST_MEM_MB, guest_script, request_for_guests
 from gyre_hpc.launch.owner import acquire
 from gyre_hpc.layout import RunLayout

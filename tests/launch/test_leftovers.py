@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import RunConfig, load_run_config, save_run_config
 from gyre_hpc.errors import GyreError
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.kv.page_store import PageKey, PageStore
 from gyre_hpc.kv.shared import shared_folder
 from gyre_hpc.launch.choice import tidy_nodes

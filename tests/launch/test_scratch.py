@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.choice import _ended_jobs, may_find_leftovers
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job import state as job_state

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import RunConfig
 from gyre_hpc.config_cluster import CellConfig, ClusterConfig
 from gyre_hpc.config_job import JobConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.job.profiles import site_overrides
 from gyre_hpc.launch.job.request import request_for
 from gyre_hpc.launch.job.script import Names, render

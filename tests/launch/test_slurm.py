@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import save_run_config
 from gyre_hpc.config_cluster import ClusterConfig
 from gyre_hpc.errors import ConfigError
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch import slurm
 from gyre_hpc.launch.choice import make_launcher
 from gyre_hpc.launch.commands import SlurmCommandFailed

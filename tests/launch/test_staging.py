@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc import models
+from gyre_hpc.composition import compose
 from gyre_hpc.config import RunConfig
 from gyre_hpc.errors import MissingInput
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.job import staging
 from gyre_hpc.layout import RunLayout
 

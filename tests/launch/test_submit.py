@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from gyre_hpc.cli import main
+from gyre_hpc.composition import compose
 from gyre_hpc.config import load_run_config, save_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.commands import SlurmCommandFailed
 from gyre_hpc.launch.job.profiles import resubmitted, site_overrides
 from gyre_hpc.launch.job.submit import submit

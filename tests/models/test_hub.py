@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc import models
+from gyre_hpc.composition import compose
 from gyre_hpc.engines.weights import read_weights
 from gyre_hpc.errors import ConfigError, MissingInput
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.launch.job import staging
 from gyre_hpc.models import hub as model_hub
 from tests.models.fake_hub import REPO, FakeHub, running

@@ -11,11 +11,11 @@ from unittest import mock
 
 import numpy as np
 
+from gyre_hpc.composition import compose
 from gyre_hpc.config import RunConfig, save_run_config
 from gyre_hpc.controller.journal.entries import AnyEntry, AttemptOpened, Happened, Outcome, Sealed, StepTaken
 from gyre_hpc.controller.journal.journal import Journal
 from gyre_hpc.controller.train import schedule_settings
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import (
     Assessment,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre_hpc.cli import main
+from gyre_hpc.composition import compose
 from gyre_hpc.config import save_run_config
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.report.summary import Summary
 from gyre_hpc.sweep.manifest import Manifest
 from gyre_hpc.sweep.results import FINISHED, NOT_SUBMITTED, UNKNOWN, Progress, results, standings, state_of

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gyre_hpc.cli import main
+from gyre_hpc.composition import compose
 from gyre_hpc.config import load_run_config
 from gyre_hpc.errors import MissingInput
-from gyre_hpc.hydra_app import compose
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.sweep.manifest import Entry, Manifest
 from gyre_hpc.sweep.points import Point, points_of

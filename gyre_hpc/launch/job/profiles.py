@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gyre_hpc import hydra_app
+from gyre_hpc import composition
 from gyre_hpc.config import RunConfig, to_run_config
 from gyre_hpc.errors import ConfigError, MissingInput
 from gyre_hpc.layout import RunLayout
@@ -34,10 +34,10 @@ def composed(overrides: list[str], site: Path | None) -> RunConfig:
     """The configuration of these overrides. Raises ConfigError naming the key, and the site profile at fault."""
     of_site = site_overrides(site)
     try:
-        return hydra_app.compose([*of_site, *overrides])
+        return composition.compose([*of_site, *overrides])
     except ConfigError:
         try:
-            hydra_app.compose(of_site)
+            composition.compose(of_site)
         except ConfigError as error:
             raise ConfigError(f"{site}: {error.message}", fix=error.fix) from error
         raise
