@@ -116,6 +116,28 @@ def _report(arguments: list[str]) -> None:
     finish(RunLayout(_run_folder(parser.parse_args(arguments).run).absolute()), Console(highlight=False))
 
 
+def _top(arguments: list[str]) -> None:
+    from gyre_hpc.layout import RunLayout
+    from gyre_hpc.report.top import top
+
+    parser = _parser("top")
+    parser.add_argument("run", help="run folder, of a live run or of one that has ended")
+    parser.add_argument("--once", action="store_true", help="one picture, as when the output is no terminal")
+    parser.add_argument("--window", type=float, default=600.0, help="seconds that the bars go back (600)")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds from one picture to the next (2)")
+    given = parser.parse_args(arguments)
+    if given.window <= 0 or given.every <= 0:
+        parser.error("--window and --every are seconds, more than 0")
+    layout, console = RunLayout(_run_folder(given.run).absolute()), Console(highlight=False)
+    top(
+        layout,
+        console,
+        window=given.window,
+        every=given.every,
+        once=given.once or not console.is_terminal,
+    )
+
+
 def _status(arguments: list[str]) -> None:
     from gyre_hpc.cli_output import json_line, say
     from gyre_hpc.controller.monitor.status import cell_statuses, status_lines
@@ -224,6 +246,11 @@ VERBS = {
         _shards, "check and read the trajectory shards of a run", "gyre shards verify runs/quickstart-1"
     ),
     "report": Verb(_report, "write report.html and summary.json of a run", "gyre report runs/quickstart-1"),
+    "top": Verb(
+        _top,
+        "watch a run: score, unfinished work, the role of every cell, faults",
+        "gyre top runs/quickstart-1",
+    ),
     "status": Verb(
         _status,
         "where each cell stands, its last role switch step by step, and why it is blocked or quarantined",

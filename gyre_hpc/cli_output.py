@@ -1,4 +1,4 @@
-"""Plain lines of a verb on the console: no markup, no wrapping, so that paths can be copied and scripts can read them."""
+"""What verbs write: plain lines, without markup and wrapping, so that paths can be copied and scripts can read them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ def say(console: Console, *lines: str) -> None:
     """One line each."""
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 def json_line(record: object) -> str:

@@ -67,7 +67,7 @@ def _submitted(config: RunConfig, folder: RunLayout | None) -> tuple[list[str], 
 
 def _commands(job: str, log: Path, run: Path) -> list[str]:
     return [
-        f"        watch:    squeue -j {job}; tail -F {log}",
+        f"        watch:    gyre top {run}; squeue -j {job}; tail -F {log}",
         f"        report:   gyre report {run}",
         f"        end it:   scancel --batch --signal=TERM {job}",
         f"        go on:    gyre submit resume={run}",

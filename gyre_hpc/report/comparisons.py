@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from gyre_hpc.report.figures import (
-    BLUE,
     CAPACITY,
     CAUSES,
     DESIGN_COLOURS,
@@ -22,6 +21,7 @@ from gyre_hpc.report.figures import (
     time_unit,
 )
 from gyre_hpc.report.intervals import Interval
+from gyre_hpc.report.spans import BLUE
 
 ROW, FRAME = 34, 130
 """Heights in pixels: one design's bar, and everything around the bars."""

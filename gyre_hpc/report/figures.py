@@ -15,38 +15,14 @@ from plotly.colors import hex_to_rgb
 from plotly.subplots import make_subplots
 
 from gyre_hpc.report import metrics as m
+from gyre_hpc.report.spans import AMBER, BLUE, GREY, RED, ROLE_COLOURS, WORDS, role_spans
 from gyre_hpc.report.summary import idle_shares
 
-INK, MUTED, GRID, PAPER = "#16181d", "#565a63", "#e6e6e1", "#ffffff"
-BLUE, GREEN, AMBER, GREY, RED, ORANGE = "#2a78d6", "#1a9e6e", "#f0ac1c", "#c9c9c2", "#d8403c", "#e0622a"
+INK, MUTED, GRID, PAPER, ORANGE = "#16181d", "#565a63", "#e6e6e1", "#ffffff", "#e0622a"
 WATER, CAPACITY, STEP = "#12406f", "#8b8f99", "#b9bac0"
 """Waterlevel, rollout capacity, and the thin line at an optimizer step."""
 FILL_OPACITY = 0.16
 """Of the blue area under the waterlevel."""
-WORDS = {
-    "rollout": "rollout",
-    "training": "training",
-    "leaving": "switching",
-    "joining": "switching",
-    "recalled": "switching",
-    "returning": "switching",
-    "reloading": "switching",
-    "loading": "switching",
-    "starting": "starting",
-    "idle": "starting",
-    "down": "down or lost",
-    "blocked": "down or lost",
-    "quarantined": "down or lost",
-    "lost": "down or lost",
-}
-"""Phase of a cell -> its word in the legend."""
-ROLE_COLOURS = {
-    "rollout": BLUE,
-    "training": GREEN,
-    "switching": AMBER,
-    "starting": GREY,
-    "down or lost": RED,
-}
 CAUSES = {
     "tools": ("waiting for tools", "#7fb2ea"),
     "no_work": ("nothing to launch", "#c7dbf3"),
@@ -235,29 +211,6 @@ def _joins(figure: go.Figure, joins: Sequence[m.Join], unit: float) -> None:
             row=2,
             col=1,
         )
-
-
-def role_spans(lines: Sequence[m.AnyMetric], end: float) -> list[tuple[int, str, float, float]]:
-    """(cell, phase, start, stop) in seconds, in order of time. Between two controllers of a run there is nothing, nor
-    before a guest has come and after it has gone."""
-    current: dict[int, tuple[str, float]] = {}
-    spans: list[tuple[int, str, float, float]] = []
-    opened = before = 0.0
-    for line in lines:
-        if isinstance(line, m.Opened):
-            spans += [(cell, role, start, before) for cell, (role, start) in current.items()]
-            current.clear()
-            opened = line.t
-        elif isinstance(line, m.RoleChange):
-            if line.cell in current or line.role != "starting":
-                role, start = current.get(line.cell, ("starting", opened))
-                spans.append((line.cell, role, start, line.t))
-            current[line.cell] = (line.role, line.t)
-            if line.role == m.GONE:
-                del current[line.cell]
-        before = line.t
-    spans += [(cell, role, start, end) for cell, (role, start) in current.items()]
-    return sorted(spans, key=lambda span: (span[2], span[0]))
 
 
 def staleness(lines: Sequence[m.AnyMetric]) -> go.Figure:

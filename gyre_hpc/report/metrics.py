@@ -227,6 +227,34 @@ def read_metrics(path: Path) -> Iterator[AnyMetric]:
             except msgspec.MsgspecError as error:
                 if file.tell() == size and not line.endswith(b"\n"):
                     return
-                raise CorruptRecord(
-                    f"{path}:{number}: {error}", fix="remove that line; only plots use it"
-                ) from error
+                raise _corrupt(path, number, error) from error
+
+
+class MetricsTail:
+    """A `metrics.jsonl` that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = self._lines = 0
+
+    def new(self) -> list[AnyMetric]:
+        """The whole lines that came since the last call; none while there is no file. Raises CorruptRecord."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [self._decoded(line) for line in whole.splitlines()]
+
+    def _decoded(self, line: bytes) -> AnyMetric:
+        self._lines += 1
+        try:
+            return _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise _corrupt(self._path, self._lines, error) from error
+
+
+def _corrupt(path: Path, number: int, error: msgspec.MsgspecError) -> CorruptRecord:
+    return CorruptRecord(f"{path}:{number}: {error}", fix="remove that line; only plots use it")

@@ -24,6 +24,7 @@ from gyre_hpc.report import figures as look
 from gyre_hpc.report import metrics as m
 from gyre_hpc.report.comparisons import ideal_scaling
 from gyre_hpc.report.intervals import Interval
+from gyre_hpc.report.spans import BLUE, ROLE_COLOURS, WORDS, role_spans
 
 WIDTH, DPI = 8.0, 300
 LEFT, RIGHT = 0.95, 0.25
@@ -68,7 +69,7 @@ def save(figure: Figure, path: Path) -> Path:
 @styled
 def role_timeline(lines: Sequence[m.AnyMetric], title: str, about: str = "") -> Figure:
     """Waterlevel and capacity over the role of every cell; a thin line at each optimizer step."""
-    spans = look.role_spans(lines, lines[-1].t)
+    spans = role_spans(lines, lines[-1].t)
     cells = sorted({cell for cell, *_ in spans})
     unit, word = look.time_unit(lines[-1].t)
     rows = (CELL_ROW if len(cells) <= MANY else CELL_ROW / 2) * len(cells)
@@ -87,7 +88,7 @@ def role_timeline(lines: Sequence[m.AnyMetric], title: str, about: str = "") -> 
     roles.set_xlabel(f"{word} since the start")
     marks = [(look.WATER, "waterlevel (unfinished executions)"), (look.CAPACITY, "rollout capacity")]
     _key(water, [*(_line(*mark) for mark in marks), _line(look.MUTED, "optimizer step", dotted=True)])
-    _key(roles, [_square(colour, role) for role, colour in look.ROLE_COLOURS.items() if role in used])
+    _key(roles, [_square(colour, role) for role, colour in ROLE_COLOURS.items() if role in used])
     return figure
 
 
@@ -96,7 +97,7 @@ def _water(axes: Axes, water: Sequence[m.Water], end: float, unit: float) -> Non
     level = [line.waterlevel for line in [*water, *water[-1:]]]
     capacity = [line.capacity for line in [*water, *water[-1:]]]
     times = times[: len(level)]
-    axes.fill_between(times, level, step="post", color=look.BLUE, alpha=look.FILL_OPACITY, linewidth=0)
+    axes.fill_between(times, level, step="post", color=BLUE, alpha=look.FILL_OPACITY, linewidth=0)
     axes.step(times, capacity, where="post", color=look.CAPACITY, linewidth=1.0)
     axes.step(times, level, where="post", color=look.WATER, linewidth=1.3)
     axes.set_ylim(0, 1.05 * max([*level, *capacity, 1]))
@@ -111,11 +112,11 @@ def _roles(
     bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for cell, role, start, stop in spans:
         if stop > start:
-            bars[cell, look.WORDS.get(role, "starting")].append((start / unit, (stop - start) / unit))
+            bars[cell, WORDS.get(role, "starting")].append((start / unit, (stop - start) / unit))
     for (cell, word), ranges in bars.items():
         edge = 0.6 if word == "switching" else 0.0
         place = (cells.index(cell) - 0.4, 0.8)
-        colour = look.ROLE_COLOURS[word]
+        colour = ROLE_COLOURS[word]
         axes.broken_barh(ranges, place, facecolor=colour, edgecolor=colour, linewidth=edge, zorder=1 + edge)
     every = 1 if len(cells) <= MANY else 4
     axes.set_yticks(range(0, len(cells), every), [f"cell {cell}" for cell in cells[::every]])
@@ -167,7 +168,7 @@ def ladder(rows: Mapping[str, Interval], paper: Mapping[str, float], title: str)
     """Time per step relative to the reference design, with intervals, the paper's value beside it."""
     figure, axes = _rows(list(rows), title, "time per step, reference = 1", right=1.75)
     for index, (name, row) in enumerate(rows.items()):
-        axes.barh(index, row.mean, 0.68, color=look.BLUE, linewidth=0)
+        axes.barh(index, row.mean, 0.68, color=BLUE, linewidth=0)
         reach = [[row.mean - row.low], [row.high - row.mean]] if row.known else None
         axes.errorbar(row.mean, index, xerr=reach, color=look.INK, linewidth=1.1, capsize=2.5)
         if name in paper:
@@ -175,7 +176,7 @@ def ladder(rows: Mapping[str, Interval], paper: Mapping[str, float], title: str)
     axes.set_xlim(0, 1.04 * max(max(row.high, paper.get(name, 0.0)) for name, row in rows.items()))
     axes.axvline(1.0, color=look.INK, linewidth=0.6, zorder=0.5)
     _column(axes, 0.6, "simulated", [f"{row.mean:.3f}" for row in rows.values()], look.INK)
-    handles: list[Artist] = [_square(look.BLUE, "simulated, mean and 95 % interval of the seeds")]
+    handles: list[Artist] = [_square(BLUE, "simulated, mean and 95 % interval of the seeds")]
     if paper:
         told = [f"{paper[name]:.3f}" if name in paper else "" for name in rows]
         _column(axes, 1.35, "paper", told, look.MUTED)

@@ -29,5 +29,7 @@ def test_a_short_run_finishes_and_its_records_agree(start: Start, tmp_path: Path
     assert run.versions() == [1, 2]
     check_agreement(run)
     assert stats(run.folder).forks_by_reason == {}
+    top, _ = gyre("top", str(run.folder)).communicate(timeout=120)
+    assert all(words in top.decode() for words in ("step 2/2", "ended", "cell-2", "completed 20"))
     verified = gyre("shards", "verify", str(run.folder))
     assert verified.wait(120) == 0

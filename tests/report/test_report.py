@@ -14,6 +14,7 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.report import figures
 from gyre_hpc.report import metrics as m
 from gyre_hpc.report.finish import finish
+from gyre_hpc.report.spans import ROLE_COLOURS
 from tests.report import runs
 from tests.report.browser import Page, assert_drawn
 
@@ -93,7 +94,7 @@ def test_cells_stand_in_order_with_the_first_on_top() -> None:
 def test_a_role_has_one_colour_and_one_legend_entry_however_many_spans() -> None:
     figure = figures.role_timeline(runs.elastic(8))
     bars = {trace.name: trace.marker.color for trace in figure.data if trace.type == "bar"}
-    assert bars == {word: figures.ROLE_COLOURS[word] for word in bars}
+    assert bars == {word: ROLE_COLOURS[word] for word in bars}
     assert {"rollout", "training", "switching"} <= set(bars)
     assert len(figure.data) < 12
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.report import metrics as m
-from gyre_hpc.report.figures import role_spans
+from gyre_hpc.report.spans import role_spans
 from gyre_hpc.report.summary import Summary, idle_shares, summarise
 from gyre_hpc.report.tables import kv_cache
 from tests.report import runs

@@ -10,6 +10,7 @@ import pytest
 
 from gyre_hpc.report import figures
 from gyre_hpc.report import metrics as m
+from gyre_hpc.report.spans import ROLE_COLOURS
 from gyre_hpc.schedule.settings import PolicyName
 from gyre_hpc.simulate import png, views
 from gyre_hpc.simulate.outcome import Outcome
@@ -133,9 +134,7 @@ def test_every_role_of_the_png_has_the_colour_of_the_report() -> None:
     }
     assert set(found) == {"rollout", "training", "switching"}
     for word, colour in found.items():
-        assert tuple(round(255 * part) for part in colour[:3]) == figures.hex_to_rgb(
-            figures.ROLE_COLOURS[word]
-        )
+        assert tuple(round(255 * part) for part in colour[:3]) == figures.hex_to_rgb(ROLE_COLOURS[word])
 
 
 def test_words_at_the_ends_of_close_curves_do_not_overlap() -> None:

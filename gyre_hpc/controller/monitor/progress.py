@@ -8,18 +8,12 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from gyre_hpc.cli_output import clock
 from gyre_hpc.controller.cells.cell_rows import Cell
 from gyre_hpc.report import metrics as m
 from gyre_hpc.schedule.state import State
 
 STATUS_S = 10.0
-
-
-def _time(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 class Progress:
@@ -81,7 +75,7 @@ class Progress:
         by_role = " ".join(f"{role}:{count}" for role, count in sorted(roles.items()))
         score = "-" if self._score is None else f"{self._score:.3f}"
         self.console.print(
-            f"{_time(now - self._started)}  step {state.steps_done}/{self._steps}  score {score}"
+            f"{clock(now - self._started)}  step {state.steps_done}/{self._steps}  score {score}"
             f"  waterlevel {state.waterlevel}  evaluating {state.evaluating}  cells {by_role}"
             f"  left {self._left(state, now)}",
             style="dim",
@@ -91,4 +85,4 @@ class Progress:
         if self._first_step_at is None or not self._steps_seen:
             return "?"
         per_step = (now - self._first_step_at) / self._steps_seen
-        return "~" + _time(per_step * max(0, self._steps - state.steps_done))
+        return "~" + clock(per_step * max(0, self._steps - state.steps_done))
