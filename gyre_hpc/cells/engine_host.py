@@ -16,15 +16,15 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import numpy.typing as npt
 
-from gyre_hpc.cells.steps import Phases, timed, within
+from gyre_hpc.cells.steps import Phases, within
 from gyre_hpc.config import EngineConfig, RunConfig
-from gyre_hpc.engines.client import EngineClient, EngineRefused, EngineUnreachable
-from gyre_hpc.engines.process import EngineProcess
+from gyre_hpc.engines.client import CONTROL_TIMEOUT_S, EngineClient, EngineRefused, EngineUnreachable
+from gyre_hpc.engines.process import STOP_GRACE_S, EngineProcess
 from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.engines.weights import CONFIG_FILE, write_weights
 from gyre_hpc.engines.wire import EncodedIds, ExportAnswer
@@ -43,7 +43,13 @@ IDLE_S = 60.0
 """Seconds in which a paused engine must have ended whatever it does."""
 IDLE_POLL_S = 0.05
 WRITE_S = 300.0
-"""Seconds in which the weights must lie in the engine's folder."""
+"""Seconds in which the weights must lie in the engine's folder, or `engine.start_timeout_s` if that is longer."""
+RESUME_S = 150.0
+"""Seconds in which the engine must have paused and taken its memory again, or forgotten its cache."""
+CONFIRM_S = 150.0
+"""Seconds in which the engine must have told its checksum and sample again."""
+STARTS: Final = 2
+"""Starts that one step may wait for: the one under way when it begins, and one more if that engine has died."""
 
 
 def engine_seed(run_seed: int, cell: CellId, incarnation: int, start: int) -> int:
@@ -98,6 +104,9 @@ class EngineHost:
         self._store = store
         self._process = self._make_process(config, log_folder / f"engine-{cell}.{incarnation}.log")
         self._keeps_calls = KvPolicy(config.engine.kv_policy).keeps_calls
+        self._start_s = config.engine.start_timeout_s
+        self._load_s = max(CONTROL_TIMEOUT_S, self._start_s)
+        """Large models take minutes to load: no longer than at a start."""
         self._session: aiohttp.ClientSession | None = None
         self._client: EngineClient | None = None
         self._released = False
@@ -194,7 +203,7 @@ class EngineHost:
     async def serve(self, version: Version, arrays: Mapping[str, npt.NDArray[Any]], phases: Phases) -> None:
         """Load and confirm these weights as `version`, starting the engine if it is dead."""
         folder = self._scratch / f"weights-v{version:06d}"
-        async with within(phases, StepName.WRITE, WRITE_S):
+        async with within(phases, StepName.WRITE, max(WRITE_S, self._start_s)):
             digest = await asyncio.to_thread(self._write, folder, arrays)
         older = self._served
         self._served = (version, folder, digest)
@@ -233,28 +242,28 @@ class EngineHost:
     async def _load(self, phases: Phases) -> None:
         assert self._served is not None
         version, folder, digest = self._served
-        with timed(phases, StepName.START):
+        async with within(phases, StepName.START, STARTS * self._start_s + STOP_GRACE_S):
             await self._booted()
             if not self.alive:
                 await self._start()
         assert self._client is not None
-        with timed(phases, StepName.RESUME):
+        async with within(phases, StepName.RESUME, RESUME_S):
             await self._client.pause("in_place" if self._keeps_calls else "abort")
             if self._released:
                 await self._client.resume()
                 self._released = False
             elif not self._keeps_calls:
                 await self._flush_when_idle()
-        with timed(phases, StepName.LOAD):
-            await self._client.load(str(folder), version, keep_kv=self._keeps_calls)
-        with timed(phases, StepName.CONFIRM):
+        async with within(phases, StepName.LOAD, self._load_s):
+            await self._client.load(str(folder), version, keep_kv=self._keeps_calls, timeout_s=self._load_s)
+        async with within(phases, StepName.CONFIRM, CONFIRM_S):
             served = await self._client.checksum()
-        if served != digest:
-            raise CorruptRecord(
-                f"engine {self.address} serves weights {served}, version {version} is {digest}"
-            )
-        self._declared_bytes = await self._process.declared_bytes(self._client)
-        await self._client.resume_generation()
+            if served != digest:
+                raise CorruptRecord(
+                    f"engine {self.address} serves weights {served}, version {version} is {digest}"
+                )
+            self._declared_bytes = await self._process.declared_bytes(self._client)
+            await self._client.resume_generation()
 
     def _write(self, folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
         write_weights(arrays, folder)

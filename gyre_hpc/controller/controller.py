@@ -160,6 +160,7 @@ class Controller(Assembly):
         self.cells.end_doubts(self._ticked_at)
         self.guests.tick()
         self.reception.restart_the_starved(self._ticked_at)
+        self.reception.restart_the_overdue(self._ticked_at)
         publishing = self.weights.publishing is not None
         cells, state = self.cells.present, self.driver.state
         self.observer.sample(cells, self.batches, state, self.reception.running_calls, publishing)

@@ -7,8 +7,10 @@ only once every service is up and what a resumed run waits for has been processe
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from gyre_hpc.config import RunConfig
 from gyre_hpc.controller.cells.cell_table import CellTable
@@ -28,6 +30,9 @@ from gyre_hpc.schedule.state import State
 from gyre_hpc.training.metrics import merge, summarise
 from gyre_hpc.transport import messages as msg
 
+FLUSH_S: Final = 1200.0
+"""Seconds in which a contribution that was asked for must be there: after the micro-step under way, and a copy of the gradient."""
+
 
 @dataclass
 class Steps:
@@ -43,6 +48,8 @@ class Steps:
     _sums: dict[str, dict[str, float]] = field(default_factory=dict)
     _returning: dict[CellId, float] = field(default_factory=dict)
     """Cells whose contribution is awaited before they leave training, and since when (Unix seconds)."""
+    _awaited: dict[CellId, float] = field(default_factory=dict)
+    """Cells that were asked for their contribution, and when that was seen; never, once they have been called overdue."""
 
     @property
     def state(self) -> State:
@@ -98,6 +105,13 @@ class Steps:
             self._returning[cell] = time.time()
         else:
             self.cells.to_rollout(cell)
+
+    def overdue(self, now: float) -> list[CellId]:
+        """Cells whose contribution is not there after FLUSH_S: a trainer that hangs beats on. Each is told once."""
+        self._awaited = {cell: self._awaited.get(cell, now) for cell in self.batches.flushing}
+        late = sorted(cell for cell, since in self._awaited.items() if now - since > FLUSH_S)
+        self._awaited |= dict.fromkeys(late, math.inf)
+        return late
 
     def cell_lost(self, cell: CellId) -> None:
         """What the cell did and held for training is gone; without the core the batch is void."""

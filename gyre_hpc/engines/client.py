@@ -179,7 +179,14 @@ class EngineClient:
         """Take memory again. Resumed weights are empty: `load` must follow before the engine serves."""
         await self._post("/resume_memory_occupation", wire.MemoryRequest(list(tags)))
 
-    async def load(self, model_path: str, version: Version, *, keep_kv: bool = False) -> None:
+    async def load(
+        self,
+        model_path: str,
+        version: Version,
+        *,
+        keep_kv: bool = False,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> None:
         """Serve the weights in folder `model_path` as `version`. `keep_kv`: KV of older weights stays findable.
 
         Under running calls pause first: a real SGLang that is not paused waits until they have ended.
@@ -187,7 +194,7 @@ class EngineClient:
         update = wire.UpdateFromDiskRequest(model_path, str(version), flush_cache=not keep_kv)
         await self._post("/begin_weight_update", {})
         try:
-            await self._post("/update_weights_from_disk", update)
+            await self._post("/update_weights_from_disk", update, timeout_s)
         except EngineRefused:
             with contextlib.suppress(EngineRefused):
                 await self._post("/end_weight_update", {})
@@ -224,11 +231,14 @@ class EngineClient:
             return False
         return True
 
-    async def _post(self, path: str, body: object) -> bytes:
-        return await self._request("POST", path, msgspec.json.encode({} if body is None else body))
+    async def _post(self, path: str, body: object, timeout_s: float = CONTROL_TIMEOUT_S) -> bytes:
+        encoded = msgspec.json.encode({} if body is None else body)
+        return await self._request("POST", path, encoded, timeout_s)
 
-    async def _request(self, method: str, path: str, body: bytes) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+    async def _request(
+        self, method: str, path: str, body: bytes, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         async with self._open(method, path, body, timeout) as response:
             return await response.read()
 

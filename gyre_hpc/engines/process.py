@@ -30,6 +30,8 @@ POLL_S = 0.05
 """Interval of looking for the child's port file."""
 STOP_GRACE_S = 5.0
 """Seconds between SIGINT and SIGKILL."""
+KILLED_S = 30.0
+"""Seconds in which a killed engine must be gone; one that the kernel holds (a GPU or a file system that hangs) is given up."""
 
 
 class EngineStartFailed(GyreError):
@@ -162,7 +164,8 @@ class EngineProcess:
                 await asyncio.wait_for(process.wait(), STOP_GRACE_S)
             except TimeoutError:
                 process.kill()
-                await process.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), KILLED_S)
 
     def _raise_if_ended(self) -> None:
         code = self.poll()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pytest
 import pytest_asyncio
 
+from gyre_hpc.cells import cell as cell_module
 from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import Phases
 from gyre_hpc.cells.memory_ledger import Available, MemoryLedger
@@ -332,6 +334,40 @@ async def test_an_engine_that_cannot_load_is_quarantined(bench: Bench) -> None:
     bench.engine.broken = True
     (failed,) = await bench.tell(BecomeEngine(V0, bench.weights(), S0))
     assert isinstance(failed, SwitchFailed) and failed.state == "quarantined"
+
+
+OVERDUE = [
+    (StepName.RELEASE, "RELEASE_S", "engine", "release", "blocked"),
+    (StepName.RESTORE, "TRAINER_S", "trainer", "enter", "quarantined"),
+    (StepName.LOAD, "TRAINER_S", "trainer", "load_weights", "quarantined"),
+    (StepName.OFFLOAD, "TRAINER_S", "trainer", "leave", "quarantined"),
+]
+
+
+@pytest.mark.parametrize(("step", "deadline", "part", "work", "state"), OVERDUE)
+async def test_a_step_that_hangs_is_overdue_and_leaves_the_cell_out_of_service(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    step: StepName,
+    deadline: str,
+    part: str,
+    work: str,
+    state: str,
+) -> None:
+    async def hangs(*given: object) -> None:
+        await asyncio.Event().wait()
+
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    back = step is StepName.OFFLOAD
+    if back:
+        await bench.tell(BecomeTrainer(0, False, bench.weights(), V0, S1))
+    monkeypatch.setattr(cell_module, deadline, 0.01)
+    monkeypatch.setattr(getattr(bench, part), work, hangs)
+    asked = BecomeEngine(V0, bench.weights(), Serial(2)) if back else None
+    (failed,) = await bench.tell(asked or BecomeTrainer(0, False, bench.weights(), V0, S1))
+    assert isinstance(failed, SwitchFailed) and failed.state == state == bench.cell.role.value
+    assert failed.error.startswith(f"step {step} is not complete after 0.01 s")
+    assert bench.steps[-1].step is step and bench.steps[-1].outcome.startswith("StepOverdue")
 
 
 @pytest.mark.parametrize("before", [CellRole.STARTING, CellRole.ROLLOUT, CellRole.TRAINING])

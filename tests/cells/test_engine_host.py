@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import signal
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,15 +12,16 @@ import pytest
 
 from gyre_hpc.cells import engine_host
 from gyre_hpc.cells.engine_host import EngineHost, page_store
-from gyre_hpc.cells.steps import Phases
+from gyre_hpc.cells.steps import Phases, Step, StepOverdue
 from gyre_hpc.config import EngineConfig, RunConfig
 from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.engines.client import EngineRefused
 from gyre_hpc.engines.process import EngineProcess
 from gyre_hpc.engines.sglang.page_keys import page_keys
-from gyre_hpc.errors import ConfigError
+from gyre_hpc.errors import ConfigError, CorruptRecord
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CellId, Version
+from gyre_hpc.transport.messages import StepName
 from gyre_hpc.transport.rendezvous import write_secret
 
 
@@ -75,7 +78,7 @@ class Busy:
         if self.moving >= 0:
             raise EngineRefused("http://engine/flush_cache", 400, "there are pending requests")
 
-    async def load(self, folder: str, version: Version, *, keep_kv: bool) -> None:
+    async def load(self, folder: str, version: Version, *, keep_kv: bool, timeout_s: float) -> None:
         assert keep_kv or "resume" in self.asked or self.moving < 0, "it dies of that"
         self.asked.append("load")
 
@@ -113,6 +116,121 @@ async def test_an_engine_has_moved_its_pages_before_it_must_forget_them_for_new_
     monkeypatch.setattr(host._process, "declared_bytes", no_bytes)
     await host.serve_again(Phases())
     assert client.asked == asked
+
+
+class Hung(Busy):
+    """Never answers what is asked at `step`."""
+
+    def __init__(self, step: StepName) -> None:
+        super().__init__()
+        self.moving, self._step = 0, step
+
+    async def _hangs_at(self, step: StepName) -> None:
+        if step is self._step:
+            await asyncio.Event().wait()
+
+    async def pause(self, mode: str) -> None:
+        await self._hangs_at(StepName.RESUME)
+
+    async def load(self, *given: object, **named: object) -> None:
+        await self._hangs_at(StepName.LOAD)
+
+    async def resume_generation(self) -> None:
+        await self._hangs_at(StepName.CONFIRM)
+
+
+DEADLINES = {
+    StepName.WRITE: "WRITE_S",
+    StepName.START: "STOP_GRACE_S",
+    StepName.RESUME: "RESUME_S",
+    StepName.LOAD: "CONTROL_TIMEOUT_S",
+    StepName.CONFIRM: "CONFIRM_S",
+}
+"""Each step of a load, and the constant that bounds it where `engine.start_timeout_s` is 0."""
+
+
+@pytest.mark.parametrize("step", DEADLINES)
+async def test_a_step_of_a_load_that_hangs_is_overdue_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: StepName
+) -> None:
+    layout = RunLayout(tmp_path)
+    layout.create()
+    write_secret(layout)
+    monkeypatch.setattr(engine_host, DEADLINES[step], 0.01)
+    config = RunConfig(engine=EngineConfig(start_timeout_s=0.0))
+    host, over = EngineHost(config, layout, CellId(0), 1_000_000, tmp_path, tmp_path), threading.Event()
+
+    def written(folder: Path, arrays: object) -> str:
+        over.wait(0.0 if step is not StepName.WRITE else None)
+        return "digest"
+
+    async def booting() -> None:
+        await Hung(step)._hangs_at(StepName.START)
+
+    async def no_bytes(client: object) -> int:
+        return 0
+
+    monkeypatch.setattr(host, "_client", Hung(step))
+    monkeypatch.setattr(host, "_write", written)
+    monkeypatch.setattr(host, "_booted", booting)
+    monkeypatch.setattr(host._process, "poll", lambda: None)
+    monkeypatch.setattr(host._process, "declared_bytes", no_bytes)
+    told: list[Step] = []
+    try:
+        with pytest.raises(StepOverdue, match=f"step {step} is not complete after 0.01 s"):
+            await host.serve(Version(1), {}, Phases(told.append))
+    finally:
+        over.set()
+    *done, last = told
+    assert (last.name, last.outcome.partition(":")[0]) == (step, "StepOverdue")
+    assert [it.name for it in done] == list(DEADLINES)[: len(done)] and all(
+        it.outcome == "done" for it in done
+    )
+
+
+async def test_weights_that_are_not_what_was_published_are_told_as_the_step_that_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = RunLayout(tmp_path)
+    layout.create()
+    write_secret(layout)
+    host, client = EngineHost(RunConfig(), layout, CellId(0), 1_000_000, tmp_path, tmp_path), Busy()
+    client.moving = 0
+    monkeypatch.setattr(host, "_client", client)
+    monkeypatch.setattr(host, "_served", (Version(1), tmp_path, "another digest"))
+    monkeypatch.setattr(host._process, "poll", lambda: None)
+    told: list[Step] = []
+    with pytest.raises(CorruptRecord, match="serves weights digest, version 1 is another digest"):
+        await host.serve_again(Phases(told.append))
+    assert told[-1].name is StepName.CONFIRM and told[-1].outcome.startswith("CorruptRecord")
+    assert client.asked[-1] == "load", "it does not sample"
+
+
+async def test_weights_may_take_as_long_to_load_as_an_engine_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = RunLayout(tmp_path)
+    layout.create()
+    write_secret(layout)
+    config = RunConfig(engine=EngineConfig(start_timeout_s=1200.0))
+    host, allowed = EngineHost(config, layout, CellId(0), 1_000_000, tmp_path, tmp_path), list[float]()
+
+    class Slow(Busy):
+        async def load(self, *given: object, timeout_s: float = 0.0, **named: object) -> None:
+            allowed.append(timeout_s)
+
+    client = Slow()
+    client.moving = 0
+
+    async def no_bytes(client: object) -> int:
+        return 0
+
+    monkeypatch.setattr(host, "_client", client)
+    monkeypatch.setattr(host, "_served", (Version(1), tmp_path, "digest"))
+    monkeypatch.setattr(host._process, "poll", lambda: None)
+    monkeypatch.setattr(host._process, "declared_bytes", no_bytes)
+    await host.serve_again(Phases())
+    assert allowed == [1200.0]
 
 
 def test_two_runs_in_one_shared_folder_do_not_find_each_others_pages(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ cells leave when they are killed behind a step stands in tests/cells/test_leader
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,3 +236,40 @@ async def test_a_cell_dies_behind_a_step(
     assert all(switch.steps[-1].outcome for switch in lost)
     if victim == "source" and step not in LAST:
         assert lost and lost[0].direction == direction and step in [it.step for it in lost[0].steps]
+
+
+class HungCells(SteppingCells):
+    """The first cell that is asked for its contribution never hands it over."""
+
+    hung: int | None = None
+
+    def answer(self, cell: int, message: msg.Message) -> list[msg.Message]:
+        if isinstance(message, msg.FlushContribution) and self.hung is None:
+            self.hung = cell
+            return []
+        return super().answer(cell, message)
+
+
+@pytest.mark.parametrize(
+    "step", [StepName.FLUSH, StepName.ROUTE], ids=["leaves in mid batch", "batch closes"]
+)
+async def test_a_cell_that_never_hands_its_contribution_over_is_restarted_and_its_work_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: StepName
+) -> None:
+    monkeypatch.setattr("gyre_hpc.controller.steps.FLUSH_S", 0.0)
+    controller, peers = started(tmp_path, 1, Direction.TO_ROLLOUT)
+    peers.cells = HungCells()
+    provoke(step, controller, peers)
+    faults: list[tuple[str, str]] = []
+    fault = controller.observer.fault
+
+    def heard(who: str, what: str) -> None:
+        faults.append((who, what))
+        fault(who, what)
+
+    controller.observer.fault = heard  # type: ignore[method-assign]
+    async with asyncio.timeout(60.0):
+        assert await controller.run() is None
+    check(tmp_path)
+    named = [who for who, what in faults if "its contribution is not there" in what]
+    assert named == [f"cell-{peers.cells.hung}"], "told once"
