@@ -204,11 +204,12 @@ class Cell:
             return
         self._machine.to(CellRole.SWITCHING_TO_ROLLOUT)
         try:
+            with timed(phases, StepName.LEDGER):
+                aside = self._trainer.leaving_bytes(keeps_gradient=self._core) if was_training else 0
+                self._ledger.for_rollout(message.weights, self._engine.released_bytes, aside)
             if was_training:
                 async with within(phases, StepName.OFFLOAD, TRAINER_S):
                     await self._leave_training()
-            with timed(phases, StepName.LEDGER):
-                self._ledger.for_rollout(message.weights, self._engine.released_bytes)
             await self._engine.serve(message.version, arrays, phases)
         except GyreError as error:
             self._fail(CellRole.QUARANTINED, error)

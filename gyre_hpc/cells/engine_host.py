@@ -151,9 +151,18 @@ class EngineHost:
         """Host memory that the engine takes again when it serves."""
         return self._declared_bytes if self._released else 0
 
-    def begin(self) -> None:
-        """Start the engine in the background; whoever needs it waits for it and meets its errors."""
-        self._booting = asyncio.create_task(self._start())
+    def begin(self, after: asyncio.Future[object] | None = None) -> None:
+        """Start the engine in the background; whoever needs it waits for it and meets its errors.
+
+        `after` must be done before: an engine divides what memory its device has left when it starts, and a trainer that is
+        being made holds some of it for a while. Its errors are not the engine's.
+        """
+        self._booting = asyncio.create_task(self._start_after(after))
+
+    async def _start_after(self, after: asyncio.Future[object] | None) -> None:
+        if after is not None:
+            await asyncio.wait([after])
+        await self._start()
 
     async def _booted(self) -> None:
         booting, self._booting = self._booting, None

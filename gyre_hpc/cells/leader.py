@@ -19,6 +19,7 @@ from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import EngineHost, page_store
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
+from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.kv.port import PagePort
 from gyre_hpc.kv.shared import shared_folder
@@ -70,6 +71,7 @@ class Leader:
     ) -> None:
         secret = read_secret(layout)
         self._link, self._cluster = link, config.cluster
+        self._on_device = config.engine.kind == SglangProcess.KIND and config.engine.sglang.device != "cpu"
         self._queue: Queue = asyncio.Queue()
         self._stop = asyncio.Event()
         run = run_key(secret)
@@ -109,9 +111,8 @@ class Leader:
         if self._port is not None:
             await self._port.start()
             self._cell.port = self._port.address
-        if self._trains:
-            self._trainer.begin()
-        self._engine.begin()
+        made = self._trainer.begin() if self._trains else None
+        self._engine.begin(made if self._on_device else None)
         try:
             return await self._serve()
         finally:

@@ -1,7 +1,7 @@
 """The host memory of a cell, checked before each switch: one that cannot fit is refused with the numbers, not tried.
 
 Needs are what the switch is known to take on this host: a gradient for training, and the pulled snapshot where the cell is not
-the core; the snapshot, its copy in the engine's folder and what the engine held before for rollout. What the other side gives back first
+the core; the snapshot, its copy in the engine's folder, what the engine held before and what the trainer sets aside for rollout. What the other side gives back first
 counts as room where the engine's memory is the host's. The kernel would otherwise end the whole step at its cgroup's limit.
 """
 
@@ -61,9 +61,13 @@ class MemoryLedger:
         snapshot = {} if weights is None else {"snapshot": total_bytes(weights.fragments)}
         self.check("to_training", {**snapshot, "gradient": gradient}, freed)
 
-    def for_rollout(self, weights: Manifest, engine: int) -> None:
-        """Before an engine loads pulled `weights`: their copy in its folder, and `engine` bytes that it takes again."""
-        self.check("to_rollout", {"weights folder": total_bytes(weights.fragments), "engine": engine})
+    def for_rollout(self, weights: Manifest, engine: int, aside: int = 0) -> None:
+        """Before an engine loads pulled `weights`: their copy in its folder, and `engine` bytes that it takes again.
+
+        `aside`: what the trainer keeps on the host from then on (an open gradient of the core, moments from a device).
+        """
+        copy = total_bytes(weights.fragments)
+        self.check("to_rollout", {"weights folder": copy, "engine": engine, "trainer aside": aside})
 
     def check(self, switch: str, needs: Mapping[str, int], freed: int = 0) -> None:
         """Raises MemoryShort if the parts do not fit beside what is in use, `freed` bytes being given back first."""

@@ -44,9 +44,11 @@ class TrainerHost:
         self.version = Version(0)
         self.layout_digest = ""
 
-    def begin(self) -> None:
-        """Make the trainer in the background; operations queue behind it and meet its errors."""
-        self._thread.submit(self._ready)
+    def begin(self) -> asyncio.Future[object]:
+        """Make the trainer in the background; operations queue behind it and meet its errors. Done once it holds no device memory."""
+        made: asyncio.Future[object] = asyncio.wrap_future(self._thread.submit(self._ready))
+        made.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return made
 
     def close(self) -> None:
         """Take no further operation; one that runs is not waited for."""
@@ -56,6 +58,13 @@ class TrainerHost:
     def gradient_bytes(self) -> int:
         """Bytes of a gradient of the run's model. Raises MissingInput, ConfigError."""
         return read_shape(self._layout.model).float32_bytes
+
+    def leaving_bytes(self, *, keeps_gradient: bool) -> int:
+        """Host memory that `leave` takes: for an open gradient, if it is kept, and for what lies on a device."""
+        trainer = self._trainer
+        if trainer is None:
+            return 0
+        return trainer.offload_bytes + (self.gradient_bytes if keeps_gradient and trainer.has_gradient else 0)
 
     # ---- roles --------------------------------------------------------------------------------------------------
 

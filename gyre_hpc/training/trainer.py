@@ -185,13 +185,23 @@ class Trainer:
     # ---- memory -----------------------------------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Give up device memory (parameters, gradient buffers, optimizer state). On the host only the state changes."""
+        """Give up device memory (parameters, gradient buffers, optimizer state). On the host only the state changes.
+
+        The engine is another process: what torch's allocator keeps for later would be lacking there.
+        """
         self._require_closed("off-load")
         if not self._offloaded and torch.cuda.is_available():
             for buffer in self._buffers.values():
                 buffer.offload_to_cpu()
             self._optimizer.offload()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
         self._offloaded = True
+
+    @property
+    def offload_bytes(self) -> int:
+        """Host memory that `offload` takes beyond what earlier ones have taken: for the moments, where they lie on a device."""
+        return self._optimizer.device_bytes
 
     def restore(self) -> None:
         """Take device memory back."""

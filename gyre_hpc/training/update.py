@@ -63,6 +63,13 @@ class Optimizer:
         """Move the moments back beside their parameters."""
         self._move(None)
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of moments that lie on a device."""
+        states = [state for inner in self._inner for state in inner.state.values()]
+        moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq") if name in state]
+        return sum(moment.nbytes for moment in moments if moment.is_cuda)
+
     def _move(self, device: torch.device | None) -> None:
         for inner in self._inner:
             for parameter, state in inner.state.items():

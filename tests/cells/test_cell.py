@@ -101,6 +101,9 @@ class Trainer:
         self.restored = Path()
         self.gradient_bytes = 8
 
+    def leaving_bytes(self, *, keeps_gradient: bool) -> int:
+        return self.gradient_bytes if keeps_gradient and self.open else 0
+
     async def leave(self) -> None:
         self.resident = False
 
@@ -498,6 +501,18 @@ async def test_what_the_engine_gives_back_counts_as_room_for_the_trainer(bench: 
     bench.memory, bench.engine.held_bytes = 0, 1 << 20
     (switched,) = await bench.tell(BecomeTrainer(0, False, bench.weights(), V0, S1))
     assert isinstance(switched, CellSwitched) and switched.role is Role.TRAINING
+
+
+async def test_a_core_whose_open_gradient_does_not_fit_beside_the_engine_is_refused_before_it_leaves(
+    bench: Bench,
+) -> None:
+    await bench.train(core=True)
+    await bench.tell(Claimed(0, bench.micro_step(0, 4)))
+    bench.memory, bench.trainer.gradient_bytes = 1 << 20, 3 << 20
+    (failed,) = await bench.tell(BecomeEngine(V0, bench.weights(), Serial(2)))
+    assert isinstance(failed, SwitchFailed) and failed.state == "quarantined"
+    assert "trainer aside 3 MiB" in failed.error
+    assert bench.trainer.resident and bench.trainer.open, "nothing was touched"
 
 
 async def test_an_engine_that_cannot_have_its_memory_back_leaves_the_cell_quarantined(bench: Bench) -> None:

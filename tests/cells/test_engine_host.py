@@ -59,6 +59,26 @@ async def test_no_start_of_an_engine_repeats_the_sampling_noise_of_another(
     assert len(set(Killed.seeds)) == len(Killed.seeds) == 8
 
 
+async def test_an_engine_starts_after_what_would_lessen_its_share_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_host, "EngineProcess", Killed)
+    monkeypatch.setattr(Killed, "seeds", [])
+    layout = RunLayout(tmp_path)
+    layout.create()
+    write_secret(layout)
+    host = EngineHost(RunConfig(), layout, CellId(0), 1_000_000, tmp_path, tmp_path)
+    made: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    host.begin(made)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not Killed.seeds
+    made.set_exception(ConfigError("the trainer's own"))
+    await host.release()
+    assert len(Killed.seeds) == 1
+    await host.stop()
+
+
 class Busy:
     """The client of an engine that still moves pages when it is first asked to flush; notes what it is asked."""
 

@@ -181,6 +181,9 @@ class Trainer:
 
     layout_digest, gradient_bytes = "layout", 0
 
+    def leaving_bytes(self, *, keeps_gradient: bool) -> int:
+        return 0
+
     def __init__(self, world: World, cell: LiveCell) -> None:
         self.world, self.cell = world, cell
         self.version, self.weights = Version(0), Weights()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gyre_hpc.errors import (
     ConfigError,
@@ -181,3 +182,31 @@ def test_the_update_is_adam_with_decoupled_decay_off_the_norms(model_dir: Path) 
 def test_tensor_parallel_above_one_is_refused_by_key(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel=2"):
         make_trainer(model_dir, tensor_parallel=2)
+
+
+class OnDevice:
+    """A buffer or optimizer of Megatron on a device; tells what is done with it."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def offload_to_cpu(self) -> None:
+        self._told.append("buffer")
+
+    def offload(self) -> None:
+        self._told.append("moments")
+
+
+def test_off_loaded_memory_goes_back_to_the_device_for_the_engine_beside(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch keeps what is freed for itself: another process would not get it."""
+    told: list[str] = []
+    monkeypatch.setattr(trainer, "_buffers", {"dense.0": OnDevice(told)})
+    monkeypatch.setattr(trainer, "_optimizer", OnDevice(told))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("give back"))
+    trainer.offload()
+    trainer.offload()
+    assert told == ["buffer", "moments", "synchronize", "give back"]
