@@ -204,6 +204,7 @@ def test_off_loaded_memory_goes_back_to_the_device_for_the_engine_beside(
     told: list[str] = []
     monkeypatch.setattr(trainer, "_buffers", {"dense.0": OnDevice(told)})
     monkeypatch.setattr(trainer, "_optimizer", OnDevice(told))
+    monkeypatch.setattr(trainer, "_offloaded", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("give back"))

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,7 +109,7 @@ def _shard(name: str, array: Array, rank: int, ranks: int, kv_heads: int) -> Arr
 
 def _padded(array: Array, multiple: int, axis: int = 0) -> Array:
     more = [(0, -size % multiple if index == axis else 0) for index, size in enumerate(array.shape)]
-    return np.pad(array, more)
+    return np.pad(array, more) if any(after for _, after in more) else array
 
 
 def _rank_checksum(
@@ -137,6 +139,10 @@ def _cpu_hash(data: bytes) -> int:
 # ---- the hash of a tensor on a GPU ------------------------------------------------------------------------------
 
 _TILE: Final = 8192
+_TOGETHER: Final = 16
+"""Tiles that are worked out at once: what fits into the cache of a core."""
+HASH_THREADS: Final = 16
+_M64: Final = 0xFFFFFFFFFFFFFFFF
 _SEEDS: Final = (0x243F6A88, ((0x243F6A88 * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF)
 _LANES: Final = tuple(zip((0x27D4EB2D, 0x165667B1), (15, 13), _SEEDS, strict=True))
 """(factor, rotation, seed) of the upper and the lower half."""
@@ -144,36 +150,51 @@ _LANES: Final = tuple(zip((0x27D4EB2D, 0x165667B1), (15, 13), _SEEDS, strict=Tru
 
 def gpu_hash(data: bytes) -> int:
     """SGLang's gpu_tensor_hash of a tensor with these bytes."""
-    words: Words = np.frombuffer(data + bytes(-len(data) % 4), "<u4").astype(np.uint32)
+    words: Words = np.frombuffer(data + bytes(-len(data) % 4) if len(data) % 4 else data, "<u4")
     if not len(words):
         return 0
-    total = 0
-    with np.errstate(over="ignore"):
-        for first in range(0, len(words), _TILE):
-            total += _tile_hash(words[first : first + _TILE], first, len(words))
-    return _splitmix(total & 0xFFFFFFFFFFFFFFFF)
+    whole = len(words) - len(words) % _TILE
+    rows = words[:whole].reshape(-1, _TILE)
+    blocks = [(rows[at : at + _TOGETHER], at * _TILE) for at in range(0, len(rows), _TOGETHER)]
+    if whole < len(words):
+        blocks.append((words[None, whole:], whole))
+    if len(blocks) == 1:
+        return _splitmix(_block_hash(*blocks[0], len(words)) & _M64)
+    with ThreadPoolExecutor(min(HASH_THREADS, len(blocks), os.cpu_count() or 1)) as threads:
+        hashes = threads.map(lambda block: _block_hash(*block, len(words)), blocks)
+        return _splitmix(sum(hashes) & _M64)
 
 
-def _tile_hash(words: Words, first: int, count: int) -> int:
-    index = np.arange(first, first + len(words), dtype=np.uint32)
-    upper, lower = (_half(words, index, factor, turn, seed, count) for factor, turn, seed in _LANES)
-    return upper << 32 | lower
+def _block_hash(rows: Words, first: int, count: int) -> int:
+    """Sum of the hashes of tiles [tiles, words], of which the first begins at word `first` of `count`."""
+    index = np.arange(first, first + rows.size, dtype=np.uint32).reshape(rows.shape)
+    upper, lower = (_halves(rows, index, factor, turn, seed, count) for factor, turn, seed in _LANES)
+    return (int(upper.sum(dtype=np.uint64)) << 32) + int(lower.sum(dtype=np.uint64))
 
 
-def _half(words: Words, index: Words, factor: int, turn: int, seed: int, count: int) -> int:
-    place = (index * np.uint32(factor) + np.uint32(seed)) ^ (
-        (index << np.uint32(turn)) | (index >> np.uint32(32 - turn))
-    )
-    mixed = int(_mix(words ^ place).sum(dtype=np.uint64)) & 0xFFFFFFFF
-    return int(_mix(np.array([mixed ^ (count * 4 & 0xFFFFFFFF)], dtype=np.uint32))[0])
+def _halves(rows: Words, index: Words, factor: int, turn: int, seed: int, count: int) -> Words:
+    """One half of each tile's hash."""
+    turned, place = index << np.uint32(turn), index >> np.uint32(32 - turn)
+    turned |= place
+    np.multiply(index, np.uint32(factor), out=place)
+    place += np.uint32(seed)
+    place ^= turned
+    place ^= rows
+    _mix(place, turned)
+    sums = place.sum(axis=1, dtype=np.uint64).astype(np.uint32)
+    sums ^= np.uint32(count * 4 & 0xFFFFFFFF)
+    _mix(sums, np.empty_like(sums))
+    return sums
 
 
-def _mix(x: Words) -> Words:
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x85EBCA6B)
-    x = x ^ (x >> np.uint32(13))
-    x = x * np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
+def _mix(x: Words, room: Words) -> None:
+    """In place; `room` is of the same shape."""
+    for turn, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        np.right_shift(x, np.uint32(turn), out=room)
+        x ^= room
+        x *= np.uint32(factor)
+    np.right_shift(x, np.uint32(16), out=room)
+    x ^= room
 
 
 def _splitmix(x: int) -> int:

@@ -56,13 +56,23 @@ def reference_gpu_hash(data: bytes) -> int:
     return x ^ x >> 31
 
 
+def test_weights_that_need_no_padding_are_not_copied() -> None:
+    """A large model's would take its memory once more."""
+    whole = arrays()
+    shards = dict(rank_parameters(whole, 0, 1, 2))
+    name = f"{LAYER}.mlp.down_proj.weight"
+    assert np.shares_memory(shards[name], whole[name])
+
+
 @given(st.binary(min_size=1, max_size=300))
 def test_the_hash_of_a_gpu_is_worked_out_without_one(data: bytes) -> None:
     assert gpu_hash(data) == reference_gpu_hash(data)
 
 
-def test_a_tensor_of_several_tiles_is_hashed_tile_by_tile() -> None:
-    data = np.random.default_rng(0).bytes(4 * 8192 + 4 * 100)
+@pytest.mark.parametrize("words", [8192, 8192 + 100, 16 * 8192, 33 * 8192 + 1])
+def test_a_tensor_of_several_tiles_is_hashed_tile_by_tile(words: int) -> None:
+    """Several tiles at once, and several such blocks in threads."""
+    data = np.random.default_rng(0).bytes(4 * words - 1)
     assert gpu_hash(data) == reference_gpu_hash(data)
 
 
