@@ -155,13 +155,15 @@ def gpu_hash(data: bytes) -> int:
         return 0
     whole = len(words) - len(words) % _TILE
     rows = words[:whole].reshape(-1, _TILE)
-    blocks = [(rows[at : at + _TOGETHER], at * _TILE) for at in range(0, len(rows), _TOGETHER)]
+    blocks: list[tuple[Words, int]] = [
+        (rows[at : at + _TOGETHER], at * _TILE) for at in range(0, len(rows), _TOGETHER)
+    ]
     if whole < len(words):
         blocks.append((words[None, whole:], whole))
     if len(blocks) == 1:
         return _splitmix(_block_hash(*blocks[0], len(words)) & _M64)
     with ThreadPoolExecutor(min(HASH_THREADS, len(blocks), os.cpu_count() or 1)) as threads:
-        hashes = threads.map(lambda block: _block_hash(*block, len(words)), blocks)
+        hashes = threads.map(lambda block: _block_hash(block[0], block[1], len(words)), blocks)
         return _splitmix(sum(hashes) & _M64)
 
 
@@ -181,7 +183,7 @@ def _halves(rows: Words, index: Words, factor: int, turn: int, seed: int, count:
     place ^= turned
     place ^= rows
     _mix(place, turned)
-    sums = place.sum(axis=1, dtype=np.uint64).astype(np.uint32)
+    sums: Words = place.sum(axis=1, dtype=np.uint64).astype(np.uint32)
     sums ^= np.uint32(count * 4 & 0xFFFFFFFF)
     _mix(sums, np.empty_like(sums))
     return sums
