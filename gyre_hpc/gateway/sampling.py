@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import cast
@@ -62,6 +64,7 @@ class Sampler:
         self._stop_ids = frozenset(rendering.stop_ids)
         self._boundary_ids = rendering.boundary_ids
         self._aborts: set[asyncio.Task[None]] = set()
+        self._salt, self._requests = secrets.token_hex(4), itertools.count()
 
     async def run(self, execution: Execution, call: Call) -> None:
         """Returns with the generation complete. Raises CallLost."""
@@ -119,7 +122,7 @@ class Sampler:
         Raises what the engine client raises, and TimeoutError when the engine is silent or does not let the call go.
         """
         prompt = execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
-        rid = f"{call.id}.{call.reroutes}."
+        rid = self._fresh_rid(call)
         namespace = self._pages.namespace(execution, lease.version)
         generated = lease.engine.generate(
             rid, prompt, self._room(execution, call), namespace, self._rendering.stop_ids
@@ -147,6 +150,14 @@ class Sampler:
                 lease.leave.remove_done_callback(leave)
                 watch.stop()
         return None
+
+    def _fresh_rid(self, call: Call) -> str:
+        """A name that no engine has heard, from a worker killed before either, and that is no prefix of another.
+
+        An engine may still hold a request whose connection has ended: SGLang notices within 2 s, refuses a second request
+        of that name meanwhile, and aborts whatever has the name then (tokenizer_manager.py, create_abort_task).
+        """
+        return f"{call.id}.{self._salt}.{next(self._requests)}."
 
     def _watch(self, call: Call, lease: Lease, limit: asyncio.Timeout) -> SilenceWatch:
         """Warns of a stall of this stream and ends it after `engine_silence_s`."""

@@ -35,6 +35,8 @@ class Script:
     rendering: Rendering
     answers: list[str] = field(default_factory=list)
     outputs: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    rids: set[str] = field(default_factory=set)
+    """Of all requests to engines: none may come twice."""
 
     def rest(self, prompt: list[int]) -> list[int]:
         for known, output in self.outputs:
@@ -74,6 +76,9 @@ class ScriptedEngine:
             raise EngineAbsent("connection refused")
         if max_new_tokens < 1:
             raise EngineRefused("scripted", 400, f"max_new_tokens={max_new_tokens}: must be at least 1")
+        if rid in self.script.rids:
+            raise EngineRefused("scripted", 400, f"Duplicate request ID detected: {rid}")
+        self.script.rids.add(rid)
         self.requests.append((rid, input_ids.ids(), max_new_tokens, kv_key))
         rest = self.script.rest(input_ids.ids())
         complete = len(rest) <= max_new_tokens

@@ -108,7 +108,7 @@ async def test_a_call_that_was_left_goes_on_from_its_received_tokens_when_it_is_
     engine.go.set()
     if killed:
         after = await restarted(gateway, tmp_path)
-        after.script.outputs = gateway.script.outputs
+        after.script.outputs, after.script.rids = gateway.script.outputs, gateway.script.rids
         engine = after.engine()
         await gateway.stop()
         gateway = after
@@ -204,7 +204,7 @@ async def test_a_cut_call_goes_on_from_its_received_tokens_after_a_restart(
     await engine.waiting.wait()
     after = await restarted(before, tmp_path)
     client.cancel()
-    after.script.outputs = before.script.outputs
+    after.script.outputs, after.script.rids = before.script.outputs, before.script.rids
     other = after.engine(0, version=1)
     assert (await after.chat(follow))["choices"][0]["message"]["content"] == "a long second answer"
     assert other.requests[0][1] == engine.requests[1][1] + before.script.outputs[1][1][:4]

@@ -53,6 +53,7 @@ class Distinct:
         self._outputs = [gateway.app.rendering.tokenizer.encode(answer) for answer in answers]
         self._fresh = list(self._outputs)
         self._prompt: list[int] | None = None
+        self.rids: set[str] = set()
 
     def rest(self, prompt: list[int]) -> list[int]:
         self._prompt = self._prompt or prompt
