@@ -146,6 +146,14 @@ class GatewayApp:
 
     def call(self, execution: Execution, request: Request, asker: Asker) -> Call:
         """The call that answers this request: an earlier one to attach to, or one that begins. Raises Refusal."""
+        known = len(execution.lineage.contexts)
+        try:
+            return self._call(execution, request, asker)
+        except Refusal:
+            execution.lineage.cut(known)
+            raise
+
+    def _call(self, execution: Execution, request: Request, asker: Asker) -> Call:
         try:
             prompt = execution.lineage.prompt(request)
         except ValueError as error:

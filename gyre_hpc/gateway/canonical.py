@@ -14,12 +14,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+V = TypeVar("V")
+
 DIGEST_BYTES = 16
+HANDLE_CHARS = 128
+"""More than a handle of ours has; what clients send as ids may be of any length, and is not kept."""
 CALL_PATTERN = r"e\d+a\d+c\d+"
 _TOOL_HANDLE = re.compile(rf"(?:toolu|call|msg|rs|fc|ctc)_({CALL_PATTERN})_\d+")
 _SIGNATURE_HANDLE = re.compile(rf"(?:keep|call):({CALL_PATTERN})")
@@ -46,9 +50,13 @@ def keepalive_handle(call: str) -> str:
     return f"keep:{call}"
 
 
-@lru_cache(maxsize=4096)
 def handle_call(text: str) -> str | None:
     """The call that minted a tool id or signature, None for somebody else's."""
+    return _minted(text) if len(text) <= HANDLE_CHARS else None
+
+
+@lru_cache(maxsize=4096)
+def _minted(text: str) -> str | None:
     match = _TOOL_HANDLE.fullmatch(text) or _SIGNATURE_HANDLE.fullmatch(text)
     return match.group(1) if match else None
 
@@ -190,6 +198,18 @@ class History:
     owners: dict[bytes, Owner] = field(default_factory=dict)
     """Where a dialect spreads an answer over several items: what each item belongs to."""
 
+    def sizes(self) -> tuple[int, ...]:
+        """What `cut` goes back to."""
+        return tuple(map(len, self._kept()))
+
+    def cut(self, sizes: tuple[int, ...]) -> None:
+        """Forget what came after `sizes`: a request that was refused has not been sent."""
+        for kept, size in zip(self._kept(), sizes, strict=True):
+            cut_back(kept, size)
+
+    def _kept(self) -> tuple[dict[bytes, Any], ...]:
+        return self.units, self.tools, self.forms, self.owners
+
     def read(
         self, raws: Sequence[msgspec.Raw], read: Reader
     ) -> tuple[list[Unit], dict[int, tuple[Turn, ...]]]:
@@ -203,6 +223,11 @@ class History:
                 turns = fresh[index] = read(raws[index])
                 units[index] = self.units[keys[index]] = _unit(turns)
         return units, fresh
+
+
+def cut_back(entries: dict[bytes, V], size: int) -> list[V]:
+    """Take out the entries that came after the first `size`, newest first."""
+    return [entries.popitem()[1] for _ in range(len(entries) - size)]
 
 
 def _unit(turns: tuple[Turn, ...]) -> Unit:

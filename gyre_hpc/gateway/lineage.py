@@ -28,6 +28,7 @@ from gyre_hpc.gateway.canonical import (
     Request,
     Turn,
     Unit,
+    cut_back,
     digest,
     handle_call,
     normal_text,
@@ -164,6 +165,18 @@ class Lineage:
     def prompt(self, request: Request) -> Prompt:
         """Ids of everything in the request, ending with the generation prompt."""
         return _Fold(self, request).run()
+
+    def cut(self, size: int) -> None:
+        """Forget the contexts that came after the first `size`, with what they hold: the request was refused."""
+        forgotten = cut_back(self.contexts, size)
+        if not forgotten:
+            return
+        kept = set(map(id, self.contexts.values()))
+        for context in forgotten:
+            if context.parent is not None and id(context) not in kept:
+                siblings = context.parent.children
+                for key in [key for key, child in siblings.items() if child is context]:
+                    del siblings[key]
 
     def answered(self, call: str, digest_before: bytes, output: Sequence[int], answer: ParsedAnswer) -> None:
         """The call's generation is complete: its output may be echoed."""

@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 
 from gyre_hpc.gateway.app import GatewayApp
-from gyre_hpc.gateway.calls import Call
-from gyre_hpc.gateway.canonical import History, ToolForm
+from gyre_hpc.gateway.calls import Call, Execution
+from gyre_hpc.gateway.canonical import History, Request, ToolForm
 from gyre_hpc.gateway.delivery import WholeAnswer, deliver
 from gyre_hpc.gateway.dialects.anthropic import AnthropicMessages
 from gyre_hpc.gateway.dialects.base import AnswerStream, Dialect, Refusal, RefusalKind, Reply, invalid
@@ -123,12 +123,7 @@ class GatewayServer:
             gateway.execution(request.match_info["key"])
             body = await self._body(request)
             execution = gateway.execution(request.match_info["key"])
-            asked = dialect.read(body, execution.history)
-            if len(asked.model) > MODEL_CHARS:
-                raise invalid(f"model: at most {MODEL_CHARS} characters")
-            role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)
-            same = compared(request.headers, gateway.roles)
-            call = gateway.call(execution, asked, Asker(role, same))
+            asked, call = self._admitted(request, dialect, body, execution)
         except Refusal as refusal:
             return _refused(dialect, refusal)
         model, forms = asked.model, asked.forms
@@ -151,6 +146,23 @@ class GatewayServer:
             )
         finally:
             gateway.leave(execution, call)
+
+    def _admitted(
+        self, request: web.Request, dialect: Dialect, body: bytes, execution: Execution
+    ) -> tuple[Request, Call]:
+        """The request and the call that answers it. Raises Refusal, and leaves nothing of the request behind then."""
+        gateway, history = self.gateway, execution.history
+        before = history.sizes()
+        try:
+            asked = dialect.read(body, history)
+            if len(asked.model) > MODEL_CHARS:
+                raise invalid(f"model: at most {MODEL_CHARS} characters")
+            role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)
+            same = compared(request.headers, gateway.roles)
+            return asked, gateway.call(execution, asked, Asker(role, same))
+        except Refusal:
+            history.cut(before)
+            raise
 
 
 def _so_far(rendering: Rendering, call: Call, model: str, forms: Mapping[str, ToolForm]) -> Reply:

@@ -12,10 +12,11 @@ import openai
 import pytest
 
 from gyre_hpc.errors import StorageFull
+from gyre_hpc.gateway import canonical
 from gyre_hpc.gateway.rendering import Rendering
 
 from .fakes import KEY, RunningGateway
-from .faults.clients import DIALECTS
+from .faults.clients import DIALECTS, Client, VisibleFault
 
 DIALECT = pytest.mark.parametrize("dialect", DIALECTS)
 STREAM = pytest.mark.parametrize("stream", [False, True])
@@ -147,3 +148,52 @@ async def test_usage_of_the_prompt_is_in_the_first_event(gateway: RunningGateway
         first: Any = await anext(aiter(events))
     (record,) = await gateway.records()
     assert first.message.usage.input_tokens == len(record.prompt_ids)
+
+
+def kept(gateway: RunningGateway) -> list[int]:
+    """How much is remembered of what the execution sent."""
+    execution = gateway.app.executions[7, 1]
+    contexts = execution.lineage.contexts.values()
+    return [*execution.history.sizes(), len(contexts), sum(len(context.children) for context in contexts)]
+
+
+@DIALECT
+@pytest.mark.parametrize("why", ["too long", "a picture", "budget"])
+async def test_a_refused_request_leaves_nothing_behind_and_the_next_lives_on_recorded_ids(
+    rendering: Rendering, tmp_path: Path, dialect: str, why: str
+) -> None:
+    gateway = await RunningGateway.start(
+        rendering, tmp_path, max_context=150, max_calls=1 if why == "budget" else 0
+    )
+    gateway.engine()
+    gateway.script.answers = ["hello<|im_end|>", "bye<|im_end|>"]
+    client = Client(dialect, False, gateway.url, 20)
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    asked += (await client.ask(asked)).echo
+    before = kept(gateway)
+    extra: Any = {"too long": "word " * 200, "a picture": [PICTURES[dialect]], "budget": "more"}[why]
+    for number in range(3):
+        foreign = {"role": "assistant", "content": f"not yours {number}"}
+        with pytest.raises(VisibleFault):
+            await client.ask(
+                [
+                    *asked,
+                    foreign,
+                    {"role": "user", "content": f"{number}"},
+                    {"role": "user", "content": extra},
+                ]
+            )
+        assert kept(gateway) == before
+    gateway.app.settings.max_calls = 0
+    await client.ask(asked)
+    first, second = await gateway.records()
+    known = [*first.prompt_ids, *first.output_ids]
+    assert second.prompt_ids[: len(known)].tolist() == known and second.forks == ()
+    await gateway.stop()
+
+
+def test_ids_of_any_length_are_not_kept() -> None:
+    canonical._minted.cache_clear()
+    assert canonical.handle_call("call_e" + "9" * 1000 + "a1c0_0") is None
+    assert canonical.handle_call("call_e1a1c0_0") == "e1a1c0"
+    assert canonical._minted.cache_info().currsize == 1

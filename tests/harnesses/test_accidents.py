@@ -62,7 +62,7 @@ async def test_claude_code_survives_every_death_behind_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "run",
     [["codex"], ["mini_swe_agent"], ["opencode"], ["qwen_code"], ["claude_code", NEWEST]],
-    ids=lambda run: run[-1],
+    ids=["codex", "mini_swe_agent", "opencode", "qwen_code", "newest_claude_code"],
 )
 async def test_every_harness_survives_every_death_behind_it(tmp_path: Path, run: list[str]) -> None:
     await all_survive(tmp_path, run)
