@@ -211,6 +211,7 @@ class SocketPipe:
 
 async def fuzz(rendering: Rendering, folder: Path, count: int, seed: int, *, sockets: bool = False) -> Report:
     """Send `count` cases. Raises AssertionError."""
+    gc.collect()  # what others left in this process speaks before we listen
     loud = Loud()
     logging.getLogger().addHandler(loud)
     engine = BabblingEngine(rendering, seed)
