@@ -59,8 +59,14 @@ def server_arguments(
 
 
 def layout_seed(config: EngineConfig, model: Path) -> str:
-    """Equal seeds mean interchangeable page bytes (of the same rank): model, its dtype, page size, sharding."""
-    parts = (_shape(model), weights_dtype(config, model), config.page_tokens, config.sglang.tensor_parallel)
+    """Equal seeds mean interchangeable page bytes (of the same rank): model, its dtype, page size, sharding.
+
+    Also the device and whatever else the server is told: its host pool keeps a page in an order of its own (`--hicache-mem-layout`;
+    a default per device), or in another type (`--kv-cache-dtype`), and pages of unlike orders have the same size.
+    """
+    sglang = config.sglang
+    told = (config.page_tokens, sglang.tensor_parallel, sglang.device, list(sglang.arguments))
+    parts = (_shape(model), weights_dtype(config, model), *told)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

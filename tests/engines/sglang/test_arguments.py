@@ -59,6 +59,9 @@ def test_pages_are_interchangeable_only_between_equal_layouts(model: Path) -> No
         EngineConfig(page_tokens=8),
         EngineConfig(sglang=SglangConfig(tensor_parallel=2)),
         EngineConfig(sglang=SglangConfig(dtype="bfloat16")),
+        EngineConfig(sglang=SglangConfig(device="cpu")),
+        EngineConfig(sglang=SglangConfig(arguments=["--hicache-mem-layout", "page_first"])),
+        EngineConfig(sglang=SglangConfig(arguments=["--kv-cache-dtype", "fp8_e4m3"])),
     ]
     assert len({layout_seed(config, model) for config in changed}) == len(changed)
     assert len({rank_layout("s"), rank_layout("s", tp=(0, 2)), rank_layout("s", tp=(1, 2))}) == 3
