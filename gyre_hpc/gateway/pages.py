@@ -6,7 +6,7 @@
     arrive    before a call samples on a cell: what its execution was offered elsewhere is pulled there, once per cell
 
 All of it has a deadline (`gateway.kv_move_s`) and none of it decides anything: what could not be moved is prefilled again,
-and counted. Under kv_policy=strict the namespace is the weight version; under keep_execution it is the attempt's own.
+and counted. Under kv_policy=strict the namespace is the weight version and a digest of the weights; under keep_execution it is the attempt's own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gyre_hpc.engines.wire import EncodedIds
 from gyre_hpc.gateway.calls import Call, Execution, Parcel
-from gyre_hpc.gateway.routing import Lease, Router
+from gyre_hpc.gateway.routing import Cell, Lease, Router
 from gyre_hpc.kv.client import PortClient, PortFailed
 from gyre_hpc.kv.offers import Imported, Offer
 from gyre_hpc.records import CellId, KvPolicy, Version
@@ -32,11 +32,20 @@ MOVES: Final = 4
 """Executions whose pages go ahead at the same time."""
 
 
-def kv_namespace(policy: KvPolicy, execution: Execution, version: Version) -> str:
+class Serves(Protocol):
+    """A cell, or a place on one: what it serves."""
+
+    @property
+    def version(self) -> Version: ...
+    @property
+    def weights(self) -> str: ...
+
+
+def kv_namespace(policy: KvPolicy, execution: Execution, at: Serves) -> str:
     """The KV namespace of a call: pages are shared only inside it."""
     if policy.keeps_calls:
         return f"x{execution.id}.{execution.attempt}"
-    return f"w{version}"
+    return f"w{at.version}.{at.weights}" if at.weights else f"w{at.version}"
 
 
 @dataclass
@@ -77,9 +86,9 @@ class PageMover:
         """One that moves nothing."""
         return cls(_no_port, router, KvPolicy.STRICT, 0.0, 1)
 
-    def namespace(self, execution: Execution, version: Version) -> str:
-        """The KV namespace of this execution's calls on a cell that serves `version`."""
-        return kv_namespace(self._policy, execution, version)
+    def namespace(self, execution: Execution, at: Serves) -> str:
+        """The KV namespace of this execution's calls there."""
+        return kv_namespace(self._policy, execution, at)
 
     @property
     def keeps(self) -> bool:
@@ -94,7 +103,7 @@ class PageMover:
             return
         moved, ids = Moved(calls=1), execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
         call.pages_cut = (ids.count - 1) // self._page_tokens
-        offer = await self._export(execution, lease.cell, lease.port, lease.version, ids, moved)
+        offer = await self._export(execution, lease.cell, lease.port, lease, ids, moved)
         if offer is not None:
             moved.pages = len(offer.prefixes)
         self._told(lease.cell, StepName.EXPORT, moved)
@@ -114,7 +123,7 @@ class PageMover:
         """Have the lease's cell pull what the execution was offered elsewhere in this namespace."""
         if not lease.port or not self._move_s:
             return
-        namespace = self.namespace(execution, lease.version)
+        namespace = self.namespace(execution, lease)
         parcels = [parcel for parcel in execution.parcels if parcel.offer.kv_key == namespace]
         await asyncio.gather(*(self._bring(execution, it, lease.cell, lease.port) for it in parcels))
 
@@ -152,7 +161,7 @@ class PageMover:
 
         async def one(execution: Execution) -> None:
             async with limit:
-                await self._send_ahead(execution, cell, known.port, known.version, moved)
+                await self._send_ahead(execution, known, moved)
 
         try:
             async with asyncio.timeout(within_s):
@@ -162,20 +171,18 @@ class PageMover:
         if leaving:
             self._told(cell, StepName.PREFETCH, moved)
 
-    async def _send_ahead(
-        self, execution: Execution, cell: CellId, port: str, version: Version, moved: Moved
-    ) -> None:
+    async def _send_ahead(self, execution: Execution, leaving: Cell, moved: Moved) -> None:
         """Export what the execution has on the cell and import it where it will go; `moved` counts it if there is a place."""
         tips = [(call.context, call.ids) for call in execution.calls.values() if call.finish is None]
         offers = []
         for context, sampled in [*execution.tips, *tips]:
             ids = execution.lineage.encoded(context) + EncodedIds.of(sampled)
-            offers.append(await self._export(execution, cell, port, version, ids, moved))
+            offers.append(await self._export(execution, leaving.id, leaving.port, leaving, ids, moved))
         target = self._router.table.reserve(execution.home)
         if target is None or not target.port:
             return
         execution.home = target.id
-        if target.version == version or self.keeps:
+        if self.namespace(execution, target) == self.namespace(execution, leaving):
             for parcel in list(execution.parcels):
                 if parcel.offer in offers:
                     came = await self._bring(execution, parcel, target.id, target.port)
@@ -185,9 +192,9 @@ class PageMover:
     # ---- ports --------------------------------------------------------------------------------------------------
 
     async def _export(
-        self, execution: Execution, cell: CellId, port: str, version: Version, ids: EncodedIds, moved: Moved
+        self, execution: Execution, cell: CellId, port: str, at: Serves, ids: EncodedIds, moved: Moved
     ) -> Offer | None:
-        namespace = self.namespace(execution, version)
+        namespace = self.namespace(execution, at)
         try:
             async with asyncio.timeout(self._move_s):
                 offer = await self._connect(port).export(ids, namespace)

@@ -69,6 +69,8 @@ class Cell:
     """Address of the cell's page port; "" = its KV pages do not move."""
     place: int = 0
     """In the order in which cells leave rollout, the standalone pool last."""
+    weights: str = ""
+    """Digest of what it serves."""
     routable: bool = True
     running: set[str] = field(default_factory=set)
     reserved: int = 0
@@ -91,11 +93,18 @@ class RouteTable:
     cells: dict[CellId, Cell] = field(default_factory=dict)
 
     def route(
-        self, id: CellId, address: str, capacity: int, version: Version, port: str = "", place: int = 0
+        self,
+        id: CellId,
+        address: str,
+        capacity: int,
+        version: Version,
+        port: str = "",
+        place: int = 0,
+        weights: str = "",
     ) -> None:
         """The cell serves `version` at `address`."""
         running = self.cells[id].running if id in self.cells else set()
-        self.cells[id] = Cell(id, address, capacity, version, port, place, True, running)
+        self.cells[id] = Cell(id, address, capacity, version, port, place, weights, True, running)
 
     def block(self, id: CellId) -> None:
         """No new calls for the cell."""
@@ -143,6 +152,7 @@ class Lease:
     engine: Engine
     leave: asyncio.Future[None]
     port: str = ""
+    weights: str = ""
     gone: bool = False
     moves: bool = False
     """Told to leave, and its pages are good elsewhere."""
@@ -172,14 +182,21 @@ class Router:
         return {int(id): len(cell.running) for id, cell in self.table.cells.items()}
 
     def route(
-        self, id: CellId, address: str, capacity: int, version: Version, port: str = "", place: int = 0
+        self,
+        id: CellId,
+        address: str,
+        capacity: int,
+        version: Version,
+        port: str = "",
+        place: int = 0,
+        weights: str = "",
     ) -> None:
         """Send calls to the cell. Calls it still runs under another version or address are moved first."""
         known = self.table.cells.get(id)
         same = (known is not None and known.version == version) or self.keeps_calls
         if known is not None and not (same and known.address == address):
             self._tell(self._leases.get(id, ()), gone=known.address != address)
-        self.table.route(id, address, capacity, version, port, place)
+        self.table.route(id, address, capacity, version, port, place, weights)
         self._wake()
 
     def unroute(
@@ -237,7 +254,7 @@ class Router:
             self.waiting -= 1
         leave = asyncio.get_running_loop().create_future()
         engine = self._connect(cell.address)
-        lease = Lease(call, cell.id, cell.address, cell.version, engine, leave, cell.port)
+        lease = Lease(call, cell.id, cell.address, cell.version, engine, leave, cell.port, cell.weights)
         cell.running.add(call)
         self._leases.setdefault(cell.id, set()).add(lease)
         return lease

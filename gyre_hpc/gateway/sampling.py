@@ -123,7 +123,7 @@ class Sampler:
         """
         prompt = execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
         rid = self._fresh_rid(call)
-        namespace = self._pages.namespace(execution, lease.version)
+        namespace = self._pages.namespace(execution, lease)
         generated = lease.engine.generate(
             rid, prompt, self._room(execution, call), namespace, self._rendering.stop_ids
         )

@@ -211,7 +211,7 @@ class Worker:
             case Route():
                 self._routes[message.cell] = message.serial
                 at = (message.cell, message.address, message.capacity, message.version)
-                self._app.router.route(*at, message.port, message.place)
+                self._app.router.route(*at, message.port, message.place, message.weights)
             case CloseExecution():
                 self._spawn(self._close(message))
             case Unroute():

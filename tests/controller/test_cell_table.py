@@ -120,8 +120,28 @@ def test_a_returning_cell_is_routed_only_with_the_published_version() -> None:
     world.table.to_rollout(CELL)
     assert world.said == [msg.BecomeEngine(Version(1), weights(1), world.cell.switch)]
     world.switched(p.Role.ROLLOUT, 1)
-    assert world.said[-1] == msg.Route(CELL, "http://engine", 11, Version(1), world.cell.route)
+    route = msg.Route(CELL, "http://engine", 11, Version(1), world.cell.route, weights=weights(1).content)
+    assert world.said[-1] == route
     assert world.last_event() == p.CellReady(CELL, p.Role.ROLLOUT)
+
+
+def test_equal_weights_are_routed_by_one_name_wherever_they_lie_and_others_of_that_version_are_not() -> None:
+    """A checkpoint that a resumed run restores has the pages of before; a version made again has none of them."""
+
+    def published(owner: str, xxh3: str) -> str:
+        world = World()
+        world.table.hello(CELL)
+        arrays = (msg.Fragment("w", (1,), "<f4", 4, xxh3),)
+        where = msg.Manifest(
+            msg.RegionKind.WEIGHTS, "policy", 7, "", owner, f"{owner}:1", arrays, f"/{owner}"
+        )
+        world.table.weights_available(where)
+        world.switched(p.Role.ROLLOUT, 7)
+        route = world.said[-1]
+        assert isinstance(route, msg.Route) and route.version == 7
+        return route.weights
+
+    assert published("cell-0", "ab") == published("cell-2", "ab") != published("cell-0", "cd") != ""
 
 
 def test_a_cell_overtaken_by_newer_weights_on_its_way_back_is_still_counted_in() -> None:

@@ -62,11 +62,12 @@ class Stage:
     model: Path
     steps: list[tuple[CellId, StepName, Moved]] = field(default_factory=list)
 
-    def route(self, cell: int, version: int = 0) -> None:
+    def route(self, cell: int, version: int = 0, weights: str = "") -> None:
         place = self.places[cell]
         address = place.client.base_url
         self.gateway.engines[address] = place.client  # type: ignore[assignment]
-        self.gateway.app.router.route(CellId(cell), address, 8, Version(version), place.port.address)
+        at = (CellId(cell), address, 8, Version(version), place.port.address)
+        self.gateway.app.router.route(*at, weights=weights)
 
     async def chat(self, execution: int, text: str, max_tokens: int) -> dict[str, Any]:
         url = self.gateway.url.rpartition("/x/")[0]
@@ -259,6 +260,18 @@ async def test_pages_of_older_weights_are_not_asked_for(stage: Stage) -> None:
     ]
     (record,) = await stage.gateway.records()
     assert set(record.versions.tolist()) == {0, 1}
+
+
+async def test_pages_of_other_weights_under_the_same_version_are_not_asked_for(stage: Stage) -> None:
+    """As when the host that had journaled the version was lost, and it is made again."""
+    stage.route(0, weights="ab")
+    chat = asyncio.create_task(stage.chat(0, TEXT * 8, 200))
+    await stage.until_sampled(1, 40)
+    stage.route(1, weights="cd")
+    assert await stage.leave(0) == 1 and (await chat)["status"] == 200
+    account, _ = await stage.gateway.app.close_execution(0, 1)
+    assert account.pages_found == 0 < account.pages_due
+    assert not [step for _, step, _ in stage.steps if step is StepName.PULL_PAGES]
 
 
 async def load(stage: Stage, cell: int, model: Path, version: int) -> None:

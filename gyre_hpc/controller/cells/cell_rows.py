@@ -54,6 +54,11 @@ class Cell:
     gone: bool = False
     """A guest that never comes back: the row answers late messages and counts nowhere."""
 
+    @property
+    def weights(self) -> str:
+        """Digest of what its engine confirmed last; "" where that is not what it was told last."""
+        return self.told.content if self.told is not None and self.told.version == self.version else ""
+
 
 @dataclass(frozen=True)
 class CellHooks:

@@ -262,7 +262,7 @@ class CellTable:
     def _route(self, cell: Cell) -> None:
         cell.route = self._next_serial(cell)
         at = (cell.id, cell.address, cell.capacity, cell.version)
-        self.hooks.gateway(Route(*at, cell.route, cell.port, self.hooks.place(cell.id)))
+        self.hooks.gateway(Route(*at, cell.route, cell.port, self.hooks.place(cell.id), cell.weights))
 
     def _announce(self, cell: Cell) -> None:
         """The cell serves. Said after every load, also one that replaced a newer version in the middle of a return."""

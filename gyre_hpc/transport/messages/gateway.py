@@ -34,6 +34,8 @@ class Route(Message, frozen=True):
     """Address of the cell's page port; "" = its KV pages do not move."""
     place: int = 0
     """In the order in which cells leave rollout: what moves goes to the last that has room."""
+    weights: str = ""
+    """Digest of the weights it serves: a version may be made again with others, when the host that journaled it is lost."""
 
 
 class Unroute(Message, frozen=True):

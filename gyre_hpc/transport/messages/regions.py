@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 import msgspec
+import xxhash
 
 
 class RegionKind(enum.StrEnum):
@@ -42,3 +43,9 @@ class Manifest(msgspec.Struct, frozen=True):
     fragments: tuple[Fragment, ...]
     path: str = ""
     ways: dict[str, str] = {}
+
+    @property
+    def content(self) -> str:
+        """xxh3-64, hex, of the names and checksums of its arrays: equal wherever and whenever equal arrays are published."""
+        told = "".join(f"{fragment.id}={fragment.xxh3};" for fragment in self.fragments)
+        return xxhash.xxh3_64_hexdigest(told.encode())
