@@ -76,6 +76,7 @@ def publish_under_a_call(start: Start, folder: Path, kv_policy: str) -> Ran:
     plan = Plan(folder / "plan", hold=range(4), first={DECOY: LONG, SUBJECT: LONG})
     model = write_talker(folder / "model")
     run = start(*plan.overrides, *GROUPS_OF_TWO, f"engine.kv_policy={kv_policy}", f"model.path={model}")
+    until_both_serve(run)
     with_subject, without = run.engine(1), run.engine(0)
     plan.release(DECOY)
     until_sampling(run, DECOY)
@@ -96,6 +97,15 @@ def publish_under_a_call(start: Start, folder: Path, kv_policy: str) -> Ran:
             record = shard.record(index)
             calls[record.execution] = sorted(record.strands.records(), key=lambda call: call.ordinal)
     return Ran(run, calls)
+
+
+def until_both_serve(run: Run) -> None:
+    """Else both calls may go to the cell that is up first."""
+
+    def serving() -> bool:
+        return {line.cell for line in run.metrics(m.RoleChange) if line.role == "rollout"} == {0, 1}
+
+    run.until("both cells", serving)
 
 
 def until_sampling(run: Run, execution: int) -> None:
