@@ -91,7 +91,7 @@ def test_guests_serve_and_train_and_the_run_goes_on_when_they_vanish(
 def test_a_guest_that_leaves_has_its_calls_moved_and_is_never_trained_again(
     start: Start, welcome: Welcome, tmp_path: Path
 ) -> None:
-    plan = Plan(tmp_path / "plan", calls=3, max_tokens=24)
+    plan = Plan(tmp_path / "plan", calls=3, max_tokens=24, hold=[7])
     run = start(*plan.overrides, "engine.tokens_per_s=30", "gateway.drain_s=0.2", "cluster.restarts=0")
     host = welcome(run, "--cells=2")
     cells = joined(run, p.CellKind.SATELLITE)
@@ -102,6 +102,7 @@ def test_a_guest_that_leaves_has_its_calls_moved_and_is_never_trained_again(
     assert host.wait(LIMIT_S) == 0
     for cell in cells:
         until_lost(run, cell)
+    plan.release()
     run.finish()
     check_finished(run)
     assert not [line for line in run.metrics(m.Fault) if "cell" in line.who]
