@@ -2,7 +2,8 @@
 
 `CallLog` appends, at the latest at the next turn of the event loop, and groups fsyncs: what a killed process had appended
 before that turn survives it, what a lost host had appended survives up to `fsync_s`. When space runs out frames wait in
-memory, `check` raises StorageFull, no answer leaves, and writing goes on as soon as there is room: nothing is lost.
+memory, `check` raises StorageFull, no answer leaves, and writing goes on as soon as there is room: nothing is lost. No answer
+leaves behind any other error either; `keep_synced` raises it.
 `CallLogReader` tails one log and gives each call once, when its fate is known: delivered complete, echoed later, or its
 execution sealed. `read_call_log` reads a whole log.
 """
@@ -104,11 +105,12 @@ class CallLog:
                 del self._pending[:count]
                 self._synced = False
         except OSError as error:
+            unheard = self._written.is_set()
+            self._written.clear()
             if error.errno not in _FULL:
                 raise
-            if self._written.is_set():
+            if unheard:
                 log.error("%s", self._full_error())
-            self._written.clear()
             return
         self._written.set()
 

@@ -242,6 +242,30 @@ def test_another_error_of_the_disk_is_not_taken_for_fullness(tmp_path: Path) -> 
         CallLog(tmp_path / "log", 1, write=broken)
 
 
+async def test_no_answer_leaves_behind_a_write_that_failed(tmp_path: Path) -> None:
+    fails = False
+
+    def write(handle: int, data: bytes) -> int:
+        if fails:
+            raise OSError(errno.EIO, "broken")
+        return os.write(handle, data)
+
+    log = CallLog(tmp_path / "log", 1, write=write)
+    fails = True
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    log.append_soon(CALL[0])
+    waiting = asyncio.create_task(log.written())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(OSError, match="broken"):
+        await log.keep_synced(0.0)
+    fails = False
+    log.close()
+
+
 async def test_frames_of_one_turn_of_the_loop_are_one_write_in_order(tmp_path: Path) -> None:
     written: list[int] = []
 

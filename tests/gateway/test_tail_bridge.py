@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from gyre_hpc.gateway.rendering import TAIL_BRIDGE, Rendering
+from gyre_hpc.gateway.rendering import INLINE_SYSTEM_MARK, TAIL_BRIDGE, Rendering
 
 from .conftest import write_tokenizer
 
@@ -68,3 +68,23 @@ def test_the_end_of_a_prompt_is_enough_to_go_on(
             return
         assert tail is not None and [*prompt, *tail] == list(whole.token_ids)
         prompt = list(whole.token_ids)
+
+
+@pytest.mark.parametrize("renderer", sorted(TAIL_BRIDGE))
+def test_a_system_turn_stands_where_it_was_sent_also_under_templates_that_refuse_it(
+    folder: Path, renderer: str
+) -> None:
+    rendering = made(folder, renderer, False)
+    spoken = [("system", "head"), ("user", "one"), ("system", "inner"), ("user", "two")]
+    prompt = rendering.render([{"role": role, "content": text} for role, text in spoken])
+    output = rendering.tokenizer.encode("fine<|im_end|>")
+    late = [{"role": role, "content": text} for role, text in [("system", "late"), ("user", "three")]]
+    tail = rendering.extend(prompt, output, late)
+    assert tail is not None
+    text = rendering.text([*prompt, *tail])
+    places = [text.index(word) for word in ("head", "one", "inner", "two", "fine", "late", "three")]
+    assert places == sorted(places)
+    assert text.count("<|im_start|>system") == (3 if rendering.inline_system else 1)
+    assert rendering.inline_system is (renderer == "qwen3")
+    for word in ("inner", "late") if not rendering.inline_system else ():
+        assert f"<|im_start|>user\n{INLINE_SYSTEM_MARK.format(word)}<|im_end|>" in text

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gyre_hpc.composition import compose
+from gyre_hpc.gateway.lineage import Mismatch
 from gyre_hpc.harnesses import script
 from gyre_hpc.harnesses.check import Outcome, Trial
 from gyre_hpc.harnesses.command import ROOM, installed
@@ -42,6 +44,8 @@ SHOWN = {
     "qwen_code": AGENTS | COMPACTIONS,
     "mini_swe_agent": frozenset({Part.MAIN}),
 }
+MADE_UP = {"opencode": {Mismatch.FOREIGN_TURN}, "qwen_code": {Mismatch.FOREIGN_TURN}}
+"""Harnesses that put an assistant turn of their own into the history when they compact: a fork that is none of ours."""
 WITH_SIDE_CALLS = [
     "harness.env.CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=''",
     'harness.command=[claude,--print,"{instruction}",--model,policy,--output-format,stream-json,--verbose,--dangerously-skip-permissions]',
@@ -119,6 +123,10 @@ async def shows_its_parts(
     assert not wrong, (name, wrong)
     assert all(record.delivery is Delivery.COMPLETE for record in outcome.records)
     assert not list(lost_continuity(outcome)), (name, list(lost_continuity(outcome)))
+    forks = Counter(reason for record in outcome.records for reason in record.forks)
+    log.info("%s: forks %s", name, dict(forks))
+    assert set(forks) <= MADE_UP.get(name, set()), (name, forks)
+    assert forks.total() <= sum(table[own].total() for own in COMPACTIONS if own in table), (name, forks)
 
 
 @pytest.mark.npm

@@ -19,17 +19,19 @@ from gyre_hpc.harnesses.check import Outcome, Trial
 from gyre_hpc.harnesses.command import ROOM, installed
 from gyre_hpc.harnesses.findings import GENERATIONS
 from gyre_hpc.records import Delivery
-from tests.harnesses.cast import EXPECTED, Cast, Part, cast, confusion, play
+from tests.harnesses.cast import EXPECTED, NEWEST, Cast, Part, cast, confusion, play
 
 BOTH = frozenset({Part.MAIN, Part.SUB_AGENT})
 RUNS = (
     ("claude_code", BOTH),
+    ("claude_code", BOTH, NEWEST),
     ("codex", BOTH),
     ("mini_swe_agent", frozenset({Part.MAIN})),
     ("opencode", frozenset({Part.MAIN})),
     ("opencode", frozenset({Part.SUB_AGENT})),
     ("qwen_code", BOTH),
 )
+"""Harness, who is silent, what is configured otherwise."""
 AFTERWARDS_S = 500.0
 """What a slow start and the rest of the task may take beside the silence."""
 
@@ -52,20 +54,22 @@ def faults(outcome: Outcome, engine: Cast, silent: frozenset[Part]) -> Iterator[
             yield f"{own}: {roles}"
 
 
-async def stalled(name: str, silent: frozenset[Part], folder: Path, silence_s: float) -> list[str]:
+async def stalled(
+    folder: Path, silence_s: float, name: str, silent: frozenset[Part], *overrides: str
+) -> list[str]:
     trial = Trial(silence_s=silence_s, timeout_s=silence_s + AFTERWARDS_S, keepalive_s=15.0)
-    config = compose([f"harness={name}", *ROOM])
+    config = compose([f"harness={name}", *ROOM, *overrides])
     await asyncio.to_thread(installed, config.harness)
     engine = cast(config, name, trial, silent=silent)
     if Part.SUB_AGENT not in silent:
         engine.delegation = None
     outcome = await play(config, engine, folder, trial)
-    return [f"{name}: {fault}" for fault in faults(outcome, engine, silent)]
+    return [f"{name} {' '.join(overrides)}: {fault}" for fault in faults(outcome, engine, silent)]
 
 
 async def all_stalled(folder: Path, silence_s: float) -> None:
     found = await asyncio.gather(
-        *(stalled(name, silent, folder / str(run), silence_s) for run, (name, silent) in enumerate(RUNS))
+        *(stalled(folder / str(number), silence_s, *run) for number, run in enumerate(RUNS))
     )
     assert not any(found), "\n".join(fault for faults in found for fault in faults)
 
