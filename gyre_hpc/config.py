@@ -255,6 +255,9 @@ class HarnessConfig:
     """Files written into the private HOME before the start, text by relative path; the same placeholders apply."""
     roles: list[RoleRule] = field(default_factory=list)
     """Who sends a request: the first rule that holds; none: unknown. A program may say it itself, in a header `x-agent-role`."""
+    session: str = ""
+    """Header in which the program names a run of its own. One name under two base URLs means that two executions share a HOME
+    or a session: such calls are counted as `shared_session` among the forks. Empty = it names none."""
     done_command: str = ""
     """Shell command by which its agent says that it is done, for the scripted agent of `gyre harness check`; empty = an answer
     without a tool call."""

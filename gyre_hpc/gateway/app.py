@@ -40,6 +40,7 @@ from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.roles import Asker
 from gyre_hpc.gateway.routing import Router
 from gyre_hpc.gateway.sampling import Sampler
+from gyre_hpc.gateway.sessions import SHARED_SESSION, Sessions
 from gyre_hpc.records import LAW_BREAKS, Delivery, ExecutionId, FinishReason, LeafRole
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class GatewayApp:
         roles: Sequence[RoleRule] = (),
         pages: PageMover | None = None,
         deliver: DeliverMode = DeliverMode.ANSWER,
+        session: str = "",
     ) -> None:
         self.rendering = rendering
         self.router = router
@@ -70,6 +72,7 @@ class GatewayApp:
         self.sealed: dict[tuple[int, int], Sealed] = {}
         """Attempts sealed of late, oldest first, for a controller that asks again."""
         self._keys: Keys[Execution] = Keys()
+        self.sessions: Sessions[Execution] = Sessions(session)
         self.pages = pages or PageMover.still(router)
         self._sampler = Sampler(rendering, router, call_log, settings, self._sampled, self.pages)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,11 +103,11 @@ class GatewayApp:
         known = self.executions.get((execution, attempt))
         if known is None:
             return Account(), True
-        if known.closing:
-            await known.sealed.wait()
+        if known.closing and await known.sealed.wait():
             return known.account, False
         known.closing = True
         self._keys.revoke(known)
+        self.sessions.forget(known)
         for call in list(known.calls.values()):
             await self._abandon(known, call)
         known.account.calls_lost += sum(call.left_broken for call in known.calls.values())
@@ -173,8 +176,7 @@ class GatewayApp:
         settings, account = self.settings, execution.account
         room = self.max_context - prompt.context.length
         if room < 1:
-            length, limit = prompt.context.length, self.max_context
-            raise Refusal(RefusalKind.TOO_LONG, "", tokens=length, limit=limit)
+            raise Refusal(RefusalKind.TOO_LONG, "", tokens=prompt.context.length, limit=self.max_context)
         left = settings.max_sampled_tokens - account.tokens_sampled
         if settings.max_calls and account.calls >= settings.max_calls:
             raise self._exhausted(execution, f"{settings.max_calls} model calls")
@@ -241,7 +243,7 @@ class GatewayApp:
                 dialect=request.dialect,
                 started=call.started,
                 wishes=request.wishes,
-                reasons=tuple(prompt.reasons),
+                reasons=(*prompt.reasons, *((SHARED_SESSION,) if asker.shared else ())),
                 prompt_xxh3=context.xxh3(),
                 deliver=self.deliver.of(request.stream).value,
                 same=asker.same,

@@ -22,10 +22,11 @@ Past = set[tuple[str, str]]
 
 
 class Asker(NamedTuple):
-    """Who sends a request; `same` as `compared` says."""
+    """Who sends a request; `same` as `compared` says, `shared` as `Sessions.shared`."""
 
     role: LeafRole
     same: tuple[str, ...]
+    shared: bool = False
 
 
 def role_hint(

@@ -159,7 +159,8 @@ class GatewayServer:
                 raise invalid(f"model: at most {MODEL_CHARS} characters")
             role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)
             same = compared(request.headers, gateway.roles)
-            return asked, gateway.call(execution, asked, Asker(role, same))
+            shared = gateway.sessions.shared(request.headers, execution)
+            return asked, gateway.call(execution, asked, Asker(role, same, shared))
         except Refusal:
             history.cut(before)
             raise

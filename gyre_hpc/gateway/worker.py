@@ -123,6 +123,7 @@ class Worker:
             config.harness.roles,
             pages,
             DeliverMode(config.harness.deliver),
+            config.harness.session,
         )
         log.info("%d open executions restored from %s", restore(self._app, logged), path)
         heed_signals(config.cluster, lambda: self._link, self._ending.set)
