@@ -1,18 +1,26 @@
 """Memory of a run's processes while it goes on, and how it grows with something that is counted.
 
-Memory is the proportional set size (PSS): a page that several processes map counts once in all. Growth is a least-squares
+Memory is the proportional set size (PSS): a page that several processes map counts once in all. Files in memory that nobody maps
+(weights, regions) are in no process's; they are counted by their folder. Growth is a least-squares
 slope over the means of equal blocks, so that its standard error knows how much memory swings between neighbours.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import psutil
 
+from gyre_hpc.kv.page_store import SUFFIX
+
 MIB: Final = 2**20
+BLOCK: Final = 512
+"""Bytes of what stat counts as a block, whatever the file system."""
 KINDS: Final = {
     "leader": "gyre_hpc.cells.leader",
     "engine": "gyre_hpc.engines.torch.server",
@@ -35,6 +43,16 @@ def memory_by_kind(run: psutil.Process) -> dict[str, float]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def files_mib(folder: Path) -> float:
+    """MiB of the files below, less the pages of KV stores: those fill up to `engine.kv_store_mib` and stay there."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += 0 if name.endswith(SUFFIX) else os.stat(os.path.join(root, name)).st_blocks * BLOCK
+    return total / MIB
 
 
 def _kind(command: Sequence[str]) -> str:

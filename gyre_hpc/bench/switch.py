@@ -3,7 +3,8 @@
 One real run (conf/experiment/switch.yaml): controller, cells with their engines, gateway, runner and processor. Scripted
 clients keep calls on contexts of some 1,000 tokens under way, so every cell that leaves rollout has calls to move. Read off
 the run: seconds of each part of a switch, both ways (metrics.jsonl); calls lost, clients that failed; how long a call ever
-waited for us at once (call logs); pages that calls found where they went; memory of all processes over the switches made.
+waited for us at once (call logs); pages that calls found where they went; memory of all processes, and files in memory that no
+process maps, over the switches made.
 Beside it, between two engines: the move of a prompt's pages against its prefill (page_move.py).
 The run is ended once enough switches were made. Nothing is compared with an absolute time.
 """
@@ -24,12 +25,15 @@ import msgspec
 
 from gyre_hpc.bench import paced, page_move
 from gyre_hpc.bench.figure import Figure
-from gyre_hpc.bench.memory import BLOCKS, growth_by_kind, memory_by_kind
+from gyre_hpc.bench.memory import BLOCKS, files_mib, growth, growth_by_kind, memory_by_kind
 from gyre_hpc.bench.moves import MoveReader, read_moves
 from gyre_hpc.errors import GyreError
 from gyre_hpc.gateway.call_log import call_logs
 from gyre_hpc.layout import RunLayout
 from gyre_hpc.report import metrics as m
+from gyre_hpc.transport.region_files import run_folder
+from gyre_hpc.transport.regions import run_key
+from gyre_hpc.transport.rendezvous import read_secret
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,8 @@ class Run:
     moves: MoveReader
     counts: list[int]
     memory: list[dict[str, float]]
+    files: list[float]
+    """MiB of the run's files in memory, at the same moments."""
 
     @property
     def switches(self) -> list[m.Switch]:
@@ -84,25 +90,35 @@ def make_switches(scratch: Path, switches: int, extra: Sequence[str] = ()) -> Ru
     process = paced.start([*overrides(policy, root), steps, *extra], root)
     counts: list[int] = []
     memory: list[dict[str, float]] = []
+    files: list[float] = []
     deadline = time.monotonic() + TIMEOUT_S + TIMEOUT_PER_SWITCH_S * switches
     try:
         while paced.runs_on(process) and time.monotonic() < deadline:
             made = paced.lines_of(root, "switch")
             counts.append(made)
             memory.append(memory_by_kind(process))
+            files.append(sum(map(files_mib, _folders_in_memory(root))))
             if made >= switches:
                 break
     finally:
         paced.end(process)
     if process.returncode not in ENDED_BY_US:
         raise paced.failure(process, root)
-    return _left(root, counts, memory, switches)
+    return _left(root, counts, memory, files, switches)
 
 
-def _left(root: Path, counts: list[int], memory: list[dict[str, float]], switches: int) -> Run:
+def _folders_in_memory(root: Path) -> list[Path]:
+    """Where the run keeps regions and weights; none before it has a secret."""
+    return [run_folder(run_key(read_secret(RunLayout(path.parent)))) for path in root.glob("*/secret")]
+
+
+def _left(
+    root: Path, counts: list[int], memory: list[dict[str, float]], files: list[float], switches: int
+) -> Run:
     (folder,) = (path.parent for path in root.glob("*/config.yaml"))
     layout = RunLayout(folder)
-    found = Run(list(m.read_metrics(layout.metrics)), read_moves(call_logs(layout)), counts, memory)
+    lines, moves = list(m.read_metrics(layout.metrics)), read_moves(call_logs(layout))
+    found = Run(lines, moves, counts, memory, files)
     if len(found.switches) < switches:
         raise TooFewSwitches(
             f"{len(found.switches)} of {switches} switches were made in {folder}",
@@ -159,12 +175,16 @@ def _memory(run: Run) -> dict[str, Figure]:
     kept = [(count, sample) for count, sample in zip(run.counts, run.memory, strict=True) if count >= first]
     if len(kept) < 2 * BLOCKS:
         return {}
-    found = growth_by_kind([count for count, _ in kept], [sample for _, sample in kept])
+    counts = [count for count, _ in kept]
+    found = growth_by_kind(counts, [sample for _, sample in kept])
     slope, error = found.pop("all")
+    left, wide = growth(counts, run.files[-len(counts) :])
     parts = ", ".join(f"{kind} {value:+.3f}" for kind, (value, _) in found.items())
     against = f"standard error {error:.3f}; by kind of process: {parts}"
+    stay = f"standard error {wide:.3f}; files in memory, less KV pages, which are bounded"
     return {
-        "memory_growth_mib_per_switch": Figure(slope, "MiB", "lower", aim=0.0, bound=0.0, against=against)
+        "memory_growth_mib_per_switch": Figure(slope, "MiB", "lower", aim=0.0, bound=0.0, against=against),
+        "files_growth_mib_per_switch": Figure(left, "MiB", "lower", aim=0.0, bound=0.0, against=stay),
     }
 
 

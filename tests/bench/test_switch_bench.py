@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyre_hpc.bench import page_move, switch
-from gyre_hpc.bench.memory import growth, growth_by_kind
+from gyre_hpc.bench.memory import files_mib, growth, growth_by_kind
 from gyre_hpc.bench.moves import Move, MoveReader
 from gyre_hpc.gateway.frames import (
     CallFinished,
@@ -91,6 +91,16 @@ def test_all_kinds_of_processes_grow_together() -> None:
     }
 
 
+def test_files_that_no_process_maps_are_counted_and_pages_that_are_bounded_are_not(tmp_path: Path) -> None:
+    (tmp_path / "engine-0").mkdir()
+    (tmp_path / "engine-0" / "model.safetensors").write_bytes(bytes(3 << 20))
+    before = files_mib(tmp_path)
+    (tmp_path / "engine-0" / "0123.page").write_bytes(bytes(1 << 20))
+    assert before == pytest.approx(3.0, abs=0.1) and files_mib(tmp_path) == before
+    (tmp_path / "engine-0" / "model.safetensors").unlink()
+    assert files_mib(tmp_path) == 0.0
+
+
 def ended(reason: str, lost: int) -> m.Ended:
     return m.Ended(1.0, 0, 0, reason, 0.5, 1.0, 4, 2, lost, 9, 0, 9, 0.0, pages_due=6, pages_found=4)
 
@@ -101,7 +111,8 @@ def finished(*lines: m.AnyMetric) -> switch.Run:
     reader = MoveReader()
     reader.moves = [Move(129, 1, 0.5, True), Move(65, 65, 0.5, True), Move(129, 129, 9.0, False)]
     reader.longest_held_s = 1.25
-    return switch.Run(list(lines), reader, counts, memory)
+    files = [300.0] * (len(counts) // 4) + [100.0 + 0.25 * count for count in counts[len(counts) // 4 :]]
+    return switch.Run(list(lines), reader, counts, memory, files)
 
 
 def test_figures_name_both_ways_and_lose_nothing_from_sight() -> None:
@@ -125,6 +136,7 @@ def test_figures_name_both_ways_and_lose_nothing_from_sight() -> None:
     assert found["moved_call_s"].value == 0.5
     assert found["pages_moved_share"].value == pytest.approx(12 / 18)
     assert found["memory_growth_mib_per_switch"].value == pytest.approx(0.5)
+    assert found["files_growth_mib_per_switch"].value == pytest.approx(0.25), "whatever there was at first"
 
 
 @pytest.mark.full
@@ -135,7 +147,7 @@ def test_cells_switch_under_long_calls_and_none_is_lost(tmp_path: Path) -> None:
     assert {line.role for line in run.switches} == {"training", "rollout"}
     assert found["calls_lost"].value == found["executions_failed"].value == 0
     assert run.moves.moves, "calls were under way at the switches"
-    assert all(sample["engine"] > 0 for sample in run.memory[-1:])
+    assert all(sample["engine"] > 0 for sample in run.memory[-1:]) and run.files[-1] > 0
 
 
 @pytest.mark.full
