@@ -370,6 +370,8 @@ class Cell:
 
     async def _restore(self, message: RestoreTrainer) -> None:
         self._work = None
+        if self.role is CellRole.STARTING and self._engine.shares_device:
+            await self._engine.release()
         resident = self.role is CellRole.TRAINING
         arrays = await self._trainer.restore_from(
             self._layout.root / message.checkpoint, message.version, resident=resident

@@ -104,6 +104,8 @@ class EngineHost:
         self._store = store
         self._process = self._make_process(config, log_folder / f"engine-{cell}.{incarnation}.log")
         self._keeps_calls = KvPolicy(config.engine.kv_policy).keeps_calls
+        self.shares_device = config.engine.kind == SglangProcess.KIND and config.engine.sglang.device != "cpu"
+        """Whether it takes memory of a device that the cell's trainer needs as well."""
         self._start_s = config.engine.start_timeout_s
         self._load_s = max(CONTROL_TIMEOUT_S, self._start_s)
         """Large models take minutes to load: no longer than at a start."""

@@ -19,7 +19,6 @@ from gyre_hpc.cells.cell import Cell, EngineDied
 from gyre_hpc.cells.engine_host import EngineHost, page_store
 from gyre_hpc.cells.trainer_host import TrainerHost
 from gyre_hpc.config import RunConfig, load_run_config
-from gyre_hpc.engines.sglang.process import SglangProcess
 from gyre_hpc.errors import ConfigError, GyreError, PeerLost
 from gyre_hpc.kv.port import PagePort
 from gyre_hpc.kv.shared import shared_folder
@@ -71,7 +70,6 @@ class Leader:
     ) -> None:
         secret = read_secret(layout)
         self._link, self._cluster = link, config.cluster
-        self._on_device = config.engine.kind == SglangProcess.KIND and config.engine.sglang.device != "cpu"
         self._queue: Queue = asyncio.Queue()
         self._stop = asyncio.Event()
         run = run_key(secret)
@@ -112,7 +110,7 @@ class Leader:
             await self._port.start()
             self._cell.port = self._port.address
         made = self._trainer.begin() if self._trains else None
-        self._engine.begin(made if self._on_device else None)
+        self._engine.begin(made if self._engine.shares_device else None)
         try:
             return await self._serve()
         finally:

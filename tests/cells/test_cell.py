@@ -72,6 +72,7 @@ class Engine:
         self.address, self.alive, self.broken, self.released = "http://engine", True, False, False
         self.served: Version | None = None
         self.held_bytes = self.released_bytes = 0
+        self.shares_device = False
 
     async def release(self) -> None:
         self._check()
@@ -448,6 +449,20 @@ async def test_a_restored_core_offers_its_weights_whatever_its_role(bench: Bench
     await bench.train(core=True, version=V1)
     (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V1))
     assert isinstance(restored, TrainerRestored)
+
+
+@pytest.mark.parametrize("shares_device", [True, False])
+async def test_an_engine_that_serves_nothing_gives_the_device_to_the_core_that_restores(
+    bench: Bench, tmp_path: Path, shares_device: bool
+) -> None:
+    """It has taken what there was when it started."""
+    bench.engine.shares_device = shares_device
+    (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V0))
+    assert isinstance(restored, TrainerRestored) and bench.engine.released is shares_device
+    await bench.tell(BecomeEngine(V0, bench.weights(), S0))
+    assert bench.engine.served == V0 and not bench.engine.released
+    (restored,) = await bench.tell(RestoreTrainer(str(tmp_path), V0))
+    assert not bench.engine.released, "it serves calls"
 
 
 async def test_a_checkpoint_is_named_relative_to_the_run_folder_of_whoever_hears_of_it(

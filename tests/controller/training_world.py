@@ -159,7 +159,7 @@ class Regions:
 class Engine:
     """In the place of a cell's EngineHost."""
 
-    address, alive, held_bytes, released_bytes = "http://engine", True, 0, 0
+    address, alive, held_bytes, released_bytes, shares_device = "http://engine", True, 0, 0, False
 
     def __init__(self, world: World, cell: LiveCell) -> None:
         self.world, self.cell = world, cell
