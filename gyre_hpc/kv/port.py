@@ -153,11 +153,7 @@ class PagePort:
         reason = ""
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + body.deadline_s):
-                lacking = [
-                    prefix
-                    for prefix, key in zip(offer.prefixes, keys, strict=True)
-                    if not self._store.has(key)
-                ]
+                lacking = await asyncio.to_thread(self._lacking, offer)
                 batch = 1
                 while lacking and offer.source != self.address:
                     some, lacking = lacking[:batch], lacking[batch:]
@@ -172,8 +168,13 @@ class PagePort:
             reason = error.message
         if reason:
             log.warning("%s: pages of %s: %s", self._owner, offer.source, reason)
-        here = self._store.lease(keys, LEASE_S)
+        here = await asyncio.to_thread(self._store.lease, keys, LEASE_S)
         return Imported(here, moved, total, time.monotonic() - began, reason)
+
+    def _lacking(self, offer: Offer) -> list[str]:
+        """Pages of the offer that the own store lacks: a call to the file system for each."""
+        keys = offer.keys()
+        return [it for it, key in zip(offer.prefixes, keys, strict=True) if not self._store.has(key)]
 
     async def _pull(self, offer: Offer, prefixes: Sequence[str], end: float) -> Batch:
         """One batch into the store. Raises PortFailed, PullFailed, StorageFull."""

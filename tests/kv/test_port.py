@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,30 @@ async def test_the_destination_pulls_what_it_lacks_and_nothing_twice(cells: tupl
     again = await target.client.bring(offer, 10.0)
     assert (again.pages, again.moved) == (PAGES, 0)
     assert not source.port._loans
+
+
+async def test_a_slow_file_system_does_not_keep_the_port_from_its_other_work(
+    cells: tuple[Cell, Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = cells
+    offer, answers = await source.client.export(IDS, "w0"), threading.Event()
+    has, lease = target.store.has, target.store.lease
+
+    def slow_has(key: PageKey) -> bool:
+        assert answers.wait(10.0), "the event loop waits for the file system"
+        return has(key)
+
+    def slow_lease(keys: Sequence[PageKey], seconds: float) -> int:
+        answers.clear()
+        loop.call_soon_threadsafe(answers.set)
+        assert answers.wait(10.0), "the event loop waits for the file system"
+        return lease(keys, seconds)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(target.store, "has", slow_has)
+    monkeypatch.setattr(target.store, "lease", slow_lease)
+    loop.call_later(0.01, answers.set)
+    assert (await target.client.bring(offer, 30.0)).pages == PAGES
 
 
 async def test_the_offers_own_cell_pulls_nothing(cells: tuple[Cell, Cell]) -> None:

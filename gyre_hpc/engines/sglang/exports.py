@@ -29,11 +29,14 @@ def full_pages(tokens: int, page_tokens: int) -> int:
 async def kept_pages(
     store: PageStore, keys: Sequence[PageKey], lease_s: float, patience_s: float = PATIENCE_S
 ) -> list[PageKey]:
-    """The leading keys whose pages the store has, leased; waits while more of them appear."""
-    here, news = store.lease(keys, lease_s), time.monotonic()
+    """The leading keys whose pages the store has, leased; waits while more of them appear.
+
+    Each look is a call to the file system per page, of a parallel one perhaps: in a thread, so that the cell hears what it is told.
+    """
+    here, news = await asyncio.to_thread(store.lease, keys, lease_s), time.monotonic()
     while here < len(keys) and time.monotonic() - news < patience_s:
         await asyncio.sleep(POLL_S)
-        more = store.lease(keys[here:], lease_s)
+        more = await asyncio.to_thread(store.lease, keys[here:], lease_s)
         if more:
             here, news = here + more, time.monotonic()
     return list(keys[:here])
@@ -43,7 +46,8 @@ async def written_through(
     store: PageStore, seed: str, kv_key: str, ids: EncodedIds, page_tokens: int, lease_s: float
 ) -> ExportAnswer:
     """The pages of these ids that an engine of one rank has written to the store (`seed`: `arguments.layout_seed`)."""
-    keys = page_keys(seed, kv_key, ids.ids(), page_tokens)[: full_pages(ids.count, page_tokens)]
+    keys = await asyncio.to_thread(page_keys, seed, kv_key, ids.ids(), page_tokens)
+    keys = keys[: full_pages(ids.count, page_tokens)]
     return offer_of(seed, page_tokens, await kept_pages(store, keys, lease_s))
 
 
