@@ -32,6 +32,9 @@ EDGE: web.AppKey[Edge] = web.AppKey("edge", Edge)
 MODEL = "policy"
 MODEL_CHARS = 256
 """Of the name a client gives the model: events repeat it."""
+BYTES_PER_TOKEN = 64
+"""No conversation takes so many: a body above this for every token of the context is too long without being counted, for a
+tokenizer works off a megabyte or two per second, and all other calls wait meanwhile."""
 ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), ChatCompletions(), OpenAIResponses()
 
 
@@ -85,7 +88,9 @@ class GatewayServer:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         try:
             self.gateway.execution(request.match_info["key"])
-            asked = ANTHROPIC.read(await self._body(request), History())
+            body = await self._body(request)
+            asked = ANTHROPIC.read(body, History())
+            self._bound(body)
             prompt = self.gateway.rendering.render(asked.messages(0, len(asked.units)), asked.tools)
         except Refusal as refusal:
             return _refused(ANTHROPIC, refusal)
@@ -147,6 +152,12 @@ class GatewayServer:
         finally:
             gateway.leave(execution, call)
 
+    def _bound(self, body: bytes) -> None:
+        """Raises Refusal for a body of which it can be said unread that it is too long."""
+        tokens, limit = len(body) // BYTES_PER_TOKEN, self.gateway.max_context
+        if tokens > limit:
+            raise Refusal(RefusalKind.TOO_LONG, "", tokens=tokens, limit=limit)
+
     def _admitted(
         self, request: web.Request, dialect: Dialect, body: bytes, execution: Execution
     ) -> tuple[Request, Call]:
@@ -155,6 +166,7 @@ class GatewayServer:
         before = history.sizes()
         try:
             asked = dialect.read(body, history)
+            self._bound(body)
             if len(asked.model) > MODEL_CHARS:
                 raise invalid(f"model: at most {MODEL_CHARS} characters")
             role = role_hint(request.headers, asked, gateway.roles, execution.past_roles)

@@ -14,6 +14,7 @@ import pytest
 from gyre_hpc.errors import StorageFull
 from gyre_hpc.gateway import canonical
 from gyre_hpc.gateway.rendering import Rendering
+from gyre_hpc.gateway.server import BYTES_PER_TOKEN
 
 from .fakes import KEY, RunningGateway
 from .faults.clients import DIALECTS, Client, VisibleFault
@@ -148,6 +149,27 @@ async def test_usage_of_the_prompt_is_in_the_first_event(gateway: RunningGateway
         first: Any = await anext(aiter(events))
     (record,) = await gateway.records()
     assert first.message.usage.input_tokens == len(record.prompt_ids)
+
+
+@DIALECT
+async def test_what_is_far_too_long_is_refused_without_being_tokenized(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    """Other calls wait while the tokenizer works."""
+    lengths: list[int] = []
+    encoded = gateway.app.rendering.tokenizer._encoded
+
+    def spy(text: str, special: bool) -> list[int]:
+        lengths.append(len(text))
+        return encoded(text, special)
+
+    monkeypatch.setattr(gateway.app.rendering.tokenizer, "_encoded", spy)
+    limit = gateway.app.max_context
+    for size, seen in ((2 * BYTES_PER_TOKEN * limit, False), (BYTES_PER_TOKEN * limit // 2, True)):
+        lengths.clear()
+        async with refused(dialect, anthropic.BadRequestError, openai.BadRequestError) as caught:
+            await ask(dialect, gateway.url, "a\n" * (size // 3), stream=False)
+        assert (max(lengths, default=0) > size // 3) is seen and f"{limit}" in str(caught.value)
 
 
 def kept(gateway: RunningGateway) -> list[int]:
