@@ -104,6 +104,22 @@ async def test_pictures_are_refused_by_name(gateway: RunningGateway, dialect: st
 
 
 @DIALECT
+async def test_a_picture_that_a_tool_shows_is_refused_by_name(gateway: RunningGateway, dialect: str) -> None:
+    picture = PICTURES[dialect]
+    result: dict[str, Any] = {
+        "anthropic-messages": {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "x", "content": [picture]}],
+        },
+        "openai-chat": {"role": "tool", "tool_call_id": "x", "content": [picture]},
+        "openai-responses": {"type": "function_call_output", "call_id": "x", "output": [picture]},
+    }[dialect]
+    with pytest.raises(VisibleFault, match=f"{picture['type']}.*text only"):
+        await Client(dialect, False, gateway.url).ask([{"role": "user", "content": "look"}, result])
+    assert await gateway.records() == []
+
+
+@DIALECT
 @STREAM
 async def test_a_bad_request_names_its_field(gateway: RunningGateway, dialect: str, stream: bool) -> None:
     limit = {"openai-chat": "max_tokens", "openai-responses": "max_output_tokens"}.get(dialect, "max_tokens")
