@@ -44,8 +44,12 @@ SHOWN = {
     "qwen_code": AGENTS | COMPACTIONS,
     "mini_swe_agent": frozenset({Part.MAIN}),
 }
-MADE_UP = {"opencode": {Mismatch.FOREIGN_TURN}, "qwen_code": {Mismatch.FOREIGN_TURN}}
-"""Harnesses that put an assistant turn of their own into the history when they compact: a fork that is none of ours."""
+MADE_UP = {
+    "opencode": {Mismatch.FOREIGN_TURN},
+    "qwen_code": {Mismatch.FOREIGN_TURN, Mismatch.EDITED_TEXT},
+}
+"""Harnesses that write an assistant turn of their own into the history when they compact, Qwen Code also in front of a tool call
+of ours ("Got it. Thanks for the additional context!"): forks that are none of ours, one at most for each compaction."""
 WITH_SIDE_CALLS = [
     "harness.env.CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=''",
     'harness.command=[claude,--print,"{instruction}",--model,policy,--output-format,stream-json,--verbose,--dangerously-skip-permissions]',
