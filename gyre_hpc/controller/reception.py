@@ -34,7 +34,7 @@ from gyre_hpc.controller.peers.inbound import (
 from gyre_hpc.controller.peers.peers import Peers
 from gyre_hpc.controller.peers.supervision import Supervision
 from gyre_hpc.controller.processing import Processing
-from gyre_hpc.controller.steps import FLUSH_S, Steps
+from gyre_hpc.controller.steps import WORK_S, Steps
 from gyre_hpc.controller.training.batches import BatchRunner
 from gyre_hpc.controller.training.claims import Contradiction
 from gyre_hpc.controller.training.weights import WeightKeeper
@@ -309,11 +309,9 @@ class Reception:
             self.peers.kill(PeerKind.CELL, cell)
 
     def restart_the_overdue(self, now: float) -> None:
-        """Cells whose trainer does not hand over what it was asked for; what they did is done by others."""
-        for cell in self.steps.overdue(now):
-            self.observer.fault(
-                f"cell-{cell}", f"its contribution is not there after {FLUSH_S:g} s; it is restarted"
-            )
+        """Cells whose trainer hangs; what they were at is done by others."""
+        for cell, what in self.steps.overdue(now):
+            self.observer.fault(f"cell-{cell}", f"{what} is not done after {WORK_S:g} s; it is restarted")
             self.peers.kill(PeerKind.CELL, cell)
 
     async def restart_the_dead(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,8 +31,9 @@ from gyre_hpc.schedule.state import State
 from gyre_hpc.training.metrics import merge, summarise
 from gyre_hpc.transport import messages as msg
 
-FLUSH_S: Final = 1200.0
-"""Seconds in which a contribution that was asked for must be there: after the micro-step under way, and a copy of the gradient."""
+WORK_S: Final = 3600.0
+"""Seconds in which a trainer must have done the one thing it was asked for (a micro-step, its contribution, a step, a checkpoint).
+Nothing takes near as long: one that does hangs, and its process, which beats on, is ended."""
 
 
 @dataclass
@@ -48,8 +50,8 @@ class Steps:
     _sums: dict[str, dict[str, float]] = field(default_factory=dict)
     _returning: dict[CellId, float] = field(default_factory=dict)
     """Cells whose contribution is awaited before they leave training, and since when (Unix seconds)."""
-    _awaited: dict[CellId, float] = field(default_factory=dict)
-    """Cells that were asked for their contribution, and when that was seen; never, once they have been called overdue."""
+    _asked: dict[tuple[CellId, str], float] = field(default_factory=dict)
+    """What trainers are at, and since when it was seen; never, once it has been called overdue."""
 
     @property
     def state(self) -> State:
@@ -106,12 +108,25 @@ class Steps:
         else:
             self.cells.to_rollout(cell)
 
-    def overdue(self, now: float) -> list[CellId]:
-        """Cells whose contribution is not there after FLUSH_S: a trainer that hangs beats on. Each is told once."""
-        self._awaited = {cell: self._awaited.get(cell, now) for cell in self.batches.flushing}
-        late = sorted(cell for cell, since in self._awaited.items() if now - since > FLUSH_S)
-        self._awaited |= dict.fromkeys(late, math.inf)
+    def overdue(self, now: float) -> list[tuple[CellId, str]]:
+        """Cells whose trainer is not through with something after WORK_S, and with what. Each is told once."""
+        self._asked = {what: self._asked.get(what, now) for what in self._under_way()}
+        late = sorted(what for what, since in self._asked.items() if now - since > WORK_S)
+        self._asked |= dict.fromkeys(late, math.inf)
         return late
+
+    def _under_way(self) -> Iterator[tuple[CellId, str]]:
+        ledger, core = self.batches.ledger, self.state.core
+        if self.weights.restoring is not None:
+            yield self.weights.restoring, "restoring a checkpoint"
+        if core is not None and self.weights.publishing is not None:
+            yield core, f"publishing version {self.weights.publishing}"
+        if ledger is None:
+            return
+        yield from ((cell, f"micro-step {name}") for name, cell in ledger.claims)
+        yield from ((cell, f"its contribution to batch {ledger.batch}") for cell in self.batches.flushing)
+        if core is not None and self.batches.committing:
+            yield core, f"the step of batch {ledger.batch}"
 
     def cell_lost(self, cell: CellId) -> None:
         """What the cell did and held for training is gone; without the core the batch is void."""

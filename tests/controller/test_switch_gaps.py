@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -239,26 +240,40 @@ async def test_a_cell_dies_behind_a_step(
 
 
 class HungCells(SteppingCells):
-    """The first cell that is asked for its contribution never hands it over."""
+    """The first cell that hears such a message does nothing more, but beats on."""
 
-    hung: int | None = None
+    def __init__(self, at: type[msg.Message]) -> None:
+        super().__init__()
+        self.hung, self._at = list[int](), at
 
     def answer(self, cell: int, message: msg.Message) -> list[msg.Message]:
-        if isinstance(message, msg.FlushContribution) and self.hung is None:
-            self.hung = cell
+        work = not isinstance(message, msg.Claimed) or message.micro_step is not None
+        if isinstance(message, self._at) and work and not self.hung:
+            self.hung.append(cell)
             return []
         return super().answer(cell, message)
 
 
-@pytest.mark.parametrize(
-    "step", [StepName.FLUSH, StepName.ROUTE], ids=["leaves in mid batch", "batch closes"]
-)
-async def test_a_cell_that_never_hands_its_contribution_over_is_restarted_and_its_work_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: StepName
+HANGS: dict[str, tuple[type[msg.Message], StepName, str]] = {
+    "leaves in mid batch": (msg.FlushContribution, StepName.FLUSH, "its contribution to batch 0"),
+    "batch closes": (msg.FlushContribution, StepName.ROUTE, "its contribution to batch 0"),
+    "works": (msg.Claimed, StepName.ROUTE, "micro-step 0.0"),
+    "steps": (msg.CommitBatch, StepName.ROUTE, "the step of batch 0"),
+    "publishes": (msg.PublishWeights, StepName.ROUTE, "publishing version 1"),
+    "restores": (msg.RestoreTrainer, StepName.ROUTE, "restoring a checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("at", "step", "what"), HANGS.values(), ids=HANGS)
+async def test_a_cell_whose_trainer_hangs_is_restarted_and_its_work_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: type[msg.Message], step: StepName, what: str
 ) -> None:
-    monkeypatch.setattr("gyre_hpc.controller.steps.FLUSH_S", 0.0)
-    controller, peers = started(tmp_path, 1, Direction.TO_ROLLOUT)
-    peers.cells = HungCells()
+    monkeypatch.setattr("gyre_hpc.controller.steps.WORK_S", 0.0)
+    config = run_config(Direction.TO_ROLLOUT)
+    config.schedule.steps_per_burst = 1
+    controller = make_controller(tmp_path, config, 1, nothing, SteppingPeers)
+    peers = cast(SteppingPeers, controller.peers)
+    peers.cells = cells = HungCells(at)
     provoke(step, controller, peers)
     faults: list[tuple[str, str]] = []
     fault = controller.observer.fault
@@ -271,5 +286,6 @@ async def test_a_cell_that_never_hands_its_contribution_over_is_restarted_and_it
     async with asyncio.timeout(60.0):
         assert await controller.run() is None
     check(tmp_path)
-    named = [who for who, what in faults if "its contribution is not there" in what]
-    assert named == [f"cell-{peers.cells.hung}"], "told once"
+    (hung,) = cells.hung
+    named = [(who, said.partition(" is not done")[0]) for who, said in faults if "is not done after" in said]
+    assert named == [(f"cell-{hung}", what)], "told once"

@@ -50,6 +50,11 @@ class ClaimsLedger:
     def open(self) -> int:
         return len(self._claimed)
 
+    @property
+    def claims(self) -> tuple[tuple[str, CellId], ...]:
+        """(micro-step, cell) of the claims that are not done."""
+        return tuple(self._claimed.items())
+
     def add_group(self, group: GroupId, refs: tuple[MicroStepRef, ...]) -> None:
         """A group entered the batch."""
         if group in self.groups:
