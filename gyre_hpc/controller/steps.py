@@ -34,6 +34,8 @@ from gyre_hpc.transport import messages as msg
 WORK_S: Final = 3600.0
 """Seconds in which a trainer must have done the one thing it was asked for (a micro-step, its contribution, a step, a checkpoint).
 Nothing takes near as long: one that does hangs, and its process, which beats on, is ended."""
+LOOK_S: Final = 10.0
+"""Most seconds between two looks that count: the whole job may have been suspended."""
 
 
 @dataclass
@@ -51,7 +53,8 @@ class Steps:
     _returning: dict[CellId, float] = field(default_factory=dict)
     """Cells whose contribution is awaited before they leave training, and since when (Unix seconds)."""
     _asked: dict[tuple[CellId, str], float] = field(default_factory=dict)
-    """What trainers are at, and since when it was seen; never, once it has been called overdue."""
+    """What trainers are at, and for how many seconds that has been seen; for ever less than any, once it was called overdue."""
+    _looked: float = 0.0
 
     @property
     def state(self) -> State:
@@ -110,9 +113,10 @@ class Steps:
 
     def overdue(self, now: float) -> list[tuple[CellId, str]]:
         """Cells whose trainer is not through with something after WORK_S, and with what. Each is told once."""
-        self._asked = {what: self._asked.get(what, now) for what in self._under_way()}
-        late = sorted(what for what, since in self._asked.items() if now - since > WORK_S)
-        self._asked |= dict.fromkeys(late, math.inf)
+        passed, self._looked = min(now - self._looked, LOOK_S), now
+        self._asked = {what: self._asked.get(what, -passed) + passed for what in self._under_way()}
+        late = sorted(what for what, seconds in self._asked.items() if seconds > WORK_S)
+        self._asked |= dict.fromkeys(late, -math.inf)
         return late
 
     def _under_way(self) -> Iterator[tuple[CellId, str]]:

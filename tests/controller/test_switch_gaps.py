@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +22,7 @@ from gyre_hpc.controller.journal.entries import Direction, Outcome, StepTaken, S
 from gyre_hpc.controller.journal.journal import read_journal
 from gyre_hpc.controller.peers.inbound import Exited, Said
 from gyre_hpc.controller.peers.peers import Peer
+from gyre_hpc.controller.steps import WORK_S, Steps
 from gyre_hpc.records import CellId
 from gyre_hpc.transport import messages as msg
 from gyre_hpc.transport.messages import PeerKind, StepName
@@ -237,6 +239,19 @@ async def test_a_cell_dies_behind_a_step(
     assert all(switch.steps[-1].outcome for switch in lost)
     if victim == "source" and step not in LAST:
         assert lost and lost[0].direction == direction and step in [it.step for it in lost[0].steps]
+
+
+def test_the_time_for_which_a_job_is_suspended_is_no_trainers_fault() -> None:
+    state: Any = SimpleNamespace(core=None)
+    batches: Any = SimpleNamespace(ledger=None)
+    weights: Any = SimpleNamespace(restoring=CellId(1), publishing=None)
+    nobody: Any = None
+    driver: Any = SimpleNamespace(state=state)
+    steps = Steps(RunConfig(), driver, nobody, batches, weights, nobody, nobody)
+    for now in (5.0, 5.0 + 9 * WORK_S):
+        assert steps.overdue(now) == []
+    looks = [steps.overdue(6.0 + 9 * WORK_S + second) for second in range(0, int(WORK_S) + 10, 5)]
+    assert [it for it in looks if it] == [[(CellId(1), "restoring a checkpoint")]]
 
 
 class HungCells(SteppingCells):
