@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.metadata
 import os
+import re
 import signal
 import socket
 import sys
@@ -20,6 +22,8 @@ import time
 from pathlib import Path
 
 LISTEN_POLL_S = 0.05
+FROM, BEFORE = (0, 5, 21), (0, 5, 24)
+"""Versions of SGLang whose page keys, checksums and control calls are those that are worked out here."""
 CPU = "SGLANG_USE_CPU_ENGINE"
 """Environment variable by which SGLang, and each process of it, knows that it serves without a GPU."""
 
@@ -50,9 +54,18 @@ def publish(port_file: Path, host: str, port: int) -> None:
     partial.rename(port_file)
 
 
+def require_version(version: str) -> None:
+    """Ends the process unless this is an SGLang whose pages and checksums are known: others would be found out one by one, late."""
+    parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if not FROM <= parts < BEFORE:
+        known = f">={'.'.join(map(str, FROM))},<{'.'.join(map(str, BEFORE))}"
+        sys.exit(f"sglang {version} in {sys.prefix}: needs {known}; set engine.sglang.python")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Serve until told to end by SIGINT, or by SIGTERM if it has no parent to judge it."""
     options = _arguments(argv)
+    require_version(importlib.metadata.version("sglang"))
     if options.parent is not None:
         _die_with(options.parent)
         # SIGTERM is Slurm's to the whole step: the parent judges it. SGLang's children inherit that it is ignored.

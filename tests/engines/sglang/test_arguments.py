@@ -16,7 +16,7 @@ from gyre_hpc.config_checks import validate
 from gyre_hpc.config_engine import SglangConfig
 from gyre_hpc.engines.sglang.arguments import layout_seed, server_arguments
 from gyre_hpc.engines.sglang.page_keys import chain_seed, page_keys, prefix_hashes, rank_layout
-from gyre_hpc.engines.sglang.server import publish, reserve
+from gyre_hpc.engines.sglang.server import publish, require_version, reserve
 from gyre_hpc.errors import ConfigError
 from gyre_hpc.records import Version
 
@@ -115,6 +115,19 @@ def test_an_address_is_published_only_when_it_answers(tmp_path: Path) -> None:
         server.listen()
         publishing.join()
     assert (tmp_path / "port").read_text() == f"{host} {port}\n"
+
+
+@pytest.mark.parametrize("version", ["0.5.21", "0.5.21.post1", "0.5.22+cpu", "0.5.23"])
+def test_versions_of_sglang_whose_pages_and_checksums_are_known_are_taken(version: str) -> None:
+    require_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.24", "0.6.0", "0.4.10.post2", "1.0"])
+def test_other_versions_of_sglang_are_refused_before_they_start(version: str) -> None:
+    with pytest.raises(
+        SystemExit, match=rf"sglang {re.escape(version)} .*>=0\.5\.21,<0\.5\.24.*engine\.sglang\.python"
+    ):
+        require_version(version)
 
 
 @pytest.mark.parametrize(
