@@ -3,7 +3,7 @@
 Nine real runs of patchkit at mean staleness 1, each of nine steps of two groups of four executions. Under one seed, group i
 is the same query for every policy, so scores are compared group by group: the standard error is that of the mean
 difference, and what differs between queries is in none of it. Two standard errors are met by chance alone once in twenty
-comparisons: a figure above its aim is a reason to run again, one far above it to look for a fault.
+comparisons: a figure above its aim is a reason to run again, one far above it (FAULT_SE, by chance once in ten thousand) is a fault.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 
 from gyre_hpc.bench import paced
 from gyre_hpc.bench.figure import Figure
+from gyre_hpc.errors import GyreError
 from gyre_hpc.report import metrics as m
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 SEEDS: Final = (1, 2, 3)
 BATCH_GROUPS, EXECUTIONS, STEPS = 2, 4, 9
 AIM_SE: Final = 2.0
+FAULT_SE: Final = 4.0
+DISTANCE: Final = "_distance"
 TIMEOUT_S: Final = 600.0
 POLICIES: Final = {
     "gyre": ("schedule=gyre", "schedule.steps_per_burst=3"),
@@ -47,10 +50,23 @@ Scores = dict[tuple[int, int], float]
 """(seed, group) -> mean valid score of its executions."""
 
 
+class PoliciesDiffer(GyreError):
+    """A policy does not learn what the first one learns (names it, with both means)."""
+
+
 def run() -> dict[str, Figure]:
-    """Figures of the nine runs; about five minutes on two cores of their own."""
+    """Figures of the nine runs; about five minutes on two cores of their own. Raises PoliciesDiffer."""
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as scratch:
-        return figures(measure(Path(scratch), SEEDS, STEPS))
+        return agreeing(figures(measure(Path(scratch), SEEDS, STEPS)))
+
+
+def agreeing(found: dict[str, Figure]) -> dict[str, Figure]:
+    """The same figures. Raises PoliciesDiffer if a policy is farther from the first than chance takes it."""
+    far = [name for name, figure in found.items() if name.endswith(DISTANCE) and figure.value > FAULT_SE]
+    if far:
+        told = "; ".join(f"{name} {found[name].value:.1f} ({found[name].against})" for name in far)
+        raise PoliciesDiffer(told, fix="compare what the runs trained: metrics.jsonl, gyre report")
+    return found
 
 
 def measure(scratch: Path, seeds: Sequence[int], steps: int, extra: Sequence[str] = ()) -> dict[str, Scores]:
@@ -102,7 +118,7 @@ def figures(scores: Mapping[str, Scores]) -> dict[str, Figure]:
         gap, error = difference(scores[policy], scores[ours])
         against = f"{policy} - {ours} = {gap:+.3f}, standard error {error:.3f}, group by group"
         distance = abs(gap) / error if error else math.inf if gap else 0.0
-        found[f"{policy}_distance"] = Figure(
+        found[f"{policy}{DISTANCE}"] = Figure(
             distance, "standard errors", "lower", aim=AIM_SE, against=against
         )
     return found

@@ -34,6 +34,13 @@ def test_policies_that_learn_the_same_are_close_and_a_worse_one_is_found() -> No
     assert found["score_gyre"].value - found["score_async"].value == pytest.approx(0.03, abs=0.01)
 
 
+def test_a_policy_that_learns_otherwise_fails_the_bench_and_chance_does_not() -> None:
+    same = scores.figures({"gyre": world(0.0, 1), "colocate": world(0.0, 2)})
+    assert scores.agreeing(same) == same
+    with pytest.raises(scores.PoliciesDiffer, match=r"async_distance \d.*async - gyre = -0\.03"):
+        scores.agreeing(scores.figures({"gyre": world(0.0, 1), "async": world(-0.03, 3)}))
+
+
 def test_without_two_groups_in_common_there_is_no_standard_error() -> None:
     with pytest.raises(ValueError, match="1 groups in common"):
         scores.difference({(1, 0): 1.0, (1, 1): 1.0}, {(1, 1): 0.5})
