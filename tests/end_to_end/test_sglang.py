@@ -67,9 +67,10 @@ def until_calls_on_both(run: Run) -> None:
 
 
 def talking(plan: Plan, folder: Path) -> list[str]:
-    """Calls have as many tokens as they ask for."""
+    """Calls have as many tokens as they ask for, and a batch is trained for so long that both cells have a part in it."""
     lengths = [f"gateway.max_output_tokens={LONG}", "gateway.max_sampled_tokens=0"]
-    return [*plan.overrides, *sglang(), *lengths, f"model.path={write_talker(folder)}"]
+    paced = "trainer.tokens_per_s=150"
+    return [*plan.overrides, *sglang(), *lengths, paced, f"model.path={write_talker(folder)}"]
 
 
 def test_a_whole_run_on_sglang_switches_roles_and_leaves_no_pages_behind(
