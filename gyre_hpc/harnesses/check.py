@@ -74,14 +74,14 @@ async def run(
         max_output_tokens=config.gateway.max_output_tokens,
         engine_silence_s=2 * trial.timeout_s,  # there is no other engine to move to
     )
-    async with _launching() as (launcher, listening, network):
+    async with launching() as (launcher, listening, network):
         stand = await Stand.start(
             folder, engine, listening, settings, config.harness.roles, trial.max_context
         )
         try:
-            spec, workspace = await _prepared(config, folder, launcher, stand.url)
+            spec, workspace = await prepared(config, folder, launcher, stand.url)
             log = folder / "harness.log"
-            code, wall_s = await _ended(launcher, spec, log, trial.timeout_s)
+            code, wall_s = await ended(launcher, spec, log, trial.timeout_s)
             output = log.read_text(errors="replace")
             return Outcome(
                 code,
@@ -99,7 +99,7 @@ async def run(
 
 
 @asynccontextmanager
-async def _launching() -> AsyncIterator[tuple[Launcher, socket.socket | None, str]]:
+async def launching() -> AsyncIterator[tuple[Launcher, socket.socket | None, str]]:
     """A launcher without network where possible, the socket its programs see, and why it has one otherwise."""
     launcher, listening, network = Launcher(), None, ""
     try:
@@ -113,7 +113,8 @@ async def _launching() -> AsyncIterator[tuple[Launcher, socket.socket | None, st
         await launcher.close()
 
 
-async def _prepared(config: RunConfig, folder: Path, launcher: Launcher, url: str) -> tuple[LaunchSpec, Path]:
+async def prepared(config: RunConfig, folder: Path, launcher: Launcher, url: str) -> tuple[LaunchSpec, Path]:
+    """What to launch so that the harness does the scripted task under `url`, and its workspace."""
     workspace, home = folder / "workspace", folder / "home"
     workspace.mkdir()
     home.mkdir()
@@ -127,7 +128,7 @@ async def _prepared(config: RunConfig, folder: Path, launcher: Launcher, url: st
     return spec, workspace
 
 
-async def _ended(
+async def ended(
     launcher: Launcher, spec: LaunchSpec, log: Path, timeout_s: float
 ) -> tuple[int | None, float]:
     """(exit code, seconds); None when it had to be ended."""

@@ -2,7 +2,7 @@
 
 The gateway serves on the one socket that the harness can reach; the test is its parent, starts it again when it was killed, and
 stands in for the controller. Two cells are two addresses of a scripted engine that speaks HTTP. Its agent takes one step per
-fault; each of the answers breaks off half-way, once, in a way of its own, and goes on token by token from what was received.
+fault, `rounds` times all of them; each of the answers breaks off half-way, once, in a way of its own, and goes on token by token from what was received.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gyre_hpc.layout import RunLayout
 from gyre_hpc.records import CallRecord
 from gyre_hpc.transport.links import write_secret
 from gyre_hpc.transport.messages import ExecutionSealed
-from tests.gateway.faults.rig import Rig, StandIn
+from tests.gateway.faults.rig import StandIn, recorded
 
 KEEPALIVE_S = 0.5
 SILENT_S = 1.6
@@ -67,6 +67,7 @@ class Answer:
 class Agent(script.ScriptedEngine):
     """One shell command per fault, then the answer. What it says depends on the prompt alone."""
 
+    rounds: int = 1
     answers: list[Answer] = field(default_factory=list)
 
     def known(self, prompt: list[int]) -> tuple[Answer, list[int]]:
@@ -84,10 +85,11 @@ class Agent(script.ScriptedEngine):
         tool = script.shell_tool(prompt)
         if tool is None:
             return "Nothing to add.<|im_end|>", None
-        steps = sum(f"step-{100 + step}-done" in prompt for step in range(len(Fault)))
-        if steps < len(Fault):
+        planned = self.rounds * list(Fault)
+        steps = sum(f"step-{100 + step}-done" in prompt for step in range(len(planned)))
+        if steps < len(planned):
             call = script.tool_call(tool, f"echo step-$(({steps} + 100))-done")
-            return f"{script.THINKING}I take step {steps}.\n{call}<|im_end|>", list(Fault)[steps]
+            return f"{script.THINKING}I take step {steps}.\n{call}<|im_end|>", planned[steps]
         if self.done_command:
             return f"{script.ANSWER}\n{script.tool_call(tool, self.done_command)}<|im_end|>", None
         return f"{script.ANSWER}<|im_end|>", None
@@ -108,8 +110,8 @@ class Outcome:
 class Ordeal:
     """One harness and everything behind it."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        self.config, self.folder, self.layout = config, folder, RunLayout(folder / "run")
+    def __init__(self, config: RunConfig, folder: Path, rounds: int = 1) -> None:
+        self.rounds, self.config, self.folder, self.layout = rounds, config, folder, RunLayout(folder / "run")
         self.struck: list[Fault] = []
         self._cell, self._epoch, self._incarnation = 0, 1, 1000
         self._cut: dict[str, asyncio.Event] = {}
@@ -119,8 +121,8 @@ class Ordeal:
     async def run(self, timeout_s: float) -> Outcome:
         self._lay_out()
         rendering = Rendering(self.layout.model, "qwen3", thinking=False)
-        self.agent = Agent(rendering, 0.0, self.config.harness.done_command)
-        async with check._launching() as (launcher, listening, network), self._serving():
+        self.agent = Agent(rendering, 0.0, self.config.harness.done_command, rounds=self.rounds)
+        async with check.launching() as (launcher, listening, network), self._serving():
             if listening is None:
                 raise LaunchFailed(network, fix="gyre doctor")
             self._listening = listening
@@ -128,10 +130,10 @@ class Ordeal:
             parent = asyncio.create_task(self._keep_a_worker())
             await self.controller.linked()
             url = f"http://127.0.0.1:{listening.getsockname()[1]}/x/{KEY}"
-            spec, _ = await check._prepared(self.config, self.folder, launcher, url)
+            spec, _ = await check.prepared(self.config, self.folder, launcher, url)
             log = self.folder / "harness.log"
             try:
-                code, _ = await check._ended(launcher, spec, log, timeout_s)
+                code, _ = await check.ended(launcher, spec, log, timeout_s)
                 async with asyncio.timeout(60):
                     sealed = await self.controller.close_execution(EXECUTION)
             finally:
@@ -139,7 +141,7 @@ class Ordeal:
                 await asyncio.wait([parent])
                 self._kill_worker()
                 self.controller.die()
-        records = Rig.records(self, EXECUTION)  # type: ignore[arg-type]
+        records = recorded(self.layout, EXECUTION)
         output = log.read_text(errors="replace")
         return Outcome(code, output, self.struck, records, sealed, self.agent.answers)
 

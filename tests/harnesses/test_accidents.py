@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,11 @@ from tests.harnesses.accidents import Fault, Ordeal, Outcome
 from tests.harnesses.cast import NEWEST
 
 
-def faults(outcome: Outcome) -> Iterator[str]:
+def faults(outcome: Outcome, rounds: int) -> Iterator[str]:
     """What is wrong with a run."""
     if outcome.exit_code != 0 or script.FINAL_WORD not in outcome.output:
         yield f"exit code {outcome.exit_code}: {outcome.output[-1500:]}"
-    if outcome.struck != list(Fault):
+    if outcome.struck != rounds * list(Fault):
         yield f"struck: {outcome.struck}"
     if outcome.sealed.calls_lost or outcome.sealed.incomplete or outcome.sealed.law_breaks:
         yield f"account: {outcome.sealed}"
@@ -34,25 +34,18 @@ def faults(outcome: Outcome) -> Iterator[str]:
         yield f"turns not known by their ids: {forked}"
 
 
-async def survives(name: str, folder: Path, *overrides: str) -> list[str]:
+async def survives(name: str, folder: Path, *overrides: str, rounds: int = 1) -> list[str]:
     config = compose([f"harness={name}", *ROOM, *overrides])
     await asyncio.to_thread(installed, config.harness)
-    outcome = await Ordeal(config, folder).run(timeout_s=400.0)
-    return [f"{name} {' '.join(overrides)}: {fault}" for fault in faults(outcome)]
-
-
-async def all_survive(folder: Path, *runs: Sequence[str]) -> None:
-    found = await asyncio.gather(
-        *(survives(run[0], folder / str(at), *run[1:]) for at, run in enumerate(runs))
-    )
-    assert not any(found), "\n".join(fault for faults in found for fault in faults)
+    outcome = await Ordeal(config, folder, rounds).run(timeout_s=400.0 * rounds)
+    return [f"{name} {' '.join(overrides)}: {fault}" for fault in faults(outcome, rounds)]
 
 
 @pytest.mark.npm
 @pytest.mark.userns
 @pytest.mark.timeout(500)
 async def test_claude_code_survives_every_death_behind_it(tmp_path: Path) -> None:
-    await all_survive(tmp_path, ["claude_code"])
+    assert not await survives("claude_code", tmp_path)
 
 
 @pytest.mark.npm
@@ -65,4 +58,13 @@ async def test_claude_code_survives_every_death_behind_it(tmp_path: Path) -> Non
     ids=["codex", "mini_swe_agent", "opencode", "qwen_code", "newest_claude_code"],
 )
 async def test_every_harness_survives_every_death_behind_it(tmp_path: Path, run: list[str]) -> None:
-    await all_survive(tmp_path, run)
+    assert not await survives(run[0], tmp_path, *run[1:])
+
+
+@pytest.mark.npm
+@pytest.mark.userns
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["claude_code", "codex"])
+async def test_sixty_deaths_in_one_session(tmp_path: Path, name: str) -> None:
+    assert not await survives(name, tmp_path, rounds=10)

@@ -203,10 +203,14 @@ class Rig:
 
     def records(self, execution: int) -> list[CallRecord]:
         """The calls of a sealed execution, as the trajectory plane reads them."""
-        (path,) = call_logs(self.layout)
-        reader = CallLogReader(path)
-        found = [item for item in reader.poll() if isinstance(item, CallRecord)]
-        return [record for record in found if record.execution == execution]
+        return recorded(self.layout, execution)
+
+
+def recorded(layout: RunLayout, execution: int) -> list[CallRecord]:
+    """The calls of a sealed execution of the one gateway that a run had."""
+    (path,) = call_logs(layout)
+    found = [item for item in CallLogReader(path).poll() if isinstance(item, CallRecord)]
+    return [record for record in found if record.execution == execution]
 
 
 @contextlib.asynccontextmanager
