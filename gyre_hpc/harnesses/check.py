@@ -75,9 +75,7 @@ async def run(
         engine_silence_s=2 * trial.timeout_s,  # there is no other engine to move to
     )
     async with launching() as (launcher, listening, network):
-        stand = await Stand.start(
-            folder, engine, listening, settings, config.harness.roles, trial.max_context
-        )
+        stand = await Stand.start(folder, engine, listening, settings, config.harness, trial.max_context)
         try:
             spec, workspace = await prepared(config, folder, launcher, stand.url)
             log = folder / "harness.log"

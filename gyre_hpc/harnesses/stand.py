@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,10 +13,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gyre_hpc import models
-from gyre_hpc.config import GatewayConfig, RoleRule
+from gyre_hpc.config import GatewayConfig, HarnessConfig
 from gyre_hpc.gateway.app import GatewayApp
 from gyre_hpc.gateway.call_log import CallLog, read_call_log
 from gyre_hpc.gateway.lineage import Mismatch
+from gyre_hpc.gateway.parts import DeliverMode
 from gyre_hpc.gateway.rendering import Rendering
 from gyre_hpc.gateway.routing import Engine, Router
 from gyre_hpc.gateway.server import EDGE, gateway_runner
@@ -59,14 +59,23 @@ class Stand:
         engine: Engine,
         listening: socket.socket | None,
         settings: GatewayConfig,
-        roles: Sequence[RoleRule],
+        harness: HarnessConfig,
         max_context: int = MAX_CONTEXT,
     ) -> Stand:
         """Serve on a socket that was made elsewhere, or on a free port of 127.0.0.1."""
         rendering = Rendering(models.resolve(MODEL), "qwen3", thinking=False)
         router = Router(lambda _: engine, lambda cell, cause: None)
         log = folder / "calls.log"
-        app = GatewayApp(rendering, router, CallLog(log, incarnation=1), settings, max_context, roles)
+        app = GatewayApp(
+            rendering,
+            router,
+            CallLog(log, incarnation=1),
+            settings,
+            max_context,
+            harness.roles,
+            deliver=DeliverMode(harness.deliver),
+            session=harness.session,
+        )
         router.route(CellId(0), "scripted engine", 64, Version(0))
         key = secrets.token_hex(16)
         app.open_execution(EXECUTION, ATTEMPT, key)

@@ -90,6 +90,21 @@ async def test_every_harness_works(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.npm
+@pytest.mark.parametrize(
+    "name",
+    [
+        "codex",
+        *(pytest.param(name, marks=pytest.mark.full) for name in HARNESSES if name != "codex"),
+    ],
+)
+async def test_a_harness_is_checked_in_the_mode_it_is_configured_for(tmp_path: Path, name: str) -> None:
+    """All of them also take their answers in parts; only a stream can bring them so."""
+    outcome = await passes(name, tmp_path, Trial(silence_s=3.0, timeout_s=250.0), "harness.deliver=blocks")
+    mode = "answer" if name == "mini_swe_agent" else "blocks"
+    assert {record.deliver for record in outcome.records} == {mode}
+
+
+@pytest.mark.npm
 @pytest.mark.full
 async def test_the_newest_claude_code_works(tmp_path: Path) -> None:
     await passes("claude_code", tmp_path, Trial(silence_s=30.0, timeout_s=400.0), NEWEST)
