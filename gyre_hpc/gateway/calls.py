@@ -60,8 +60,10 @@ class Call:
     """Oldest weights that may have computed KV its tokens were sampled with."""
     pages_cut: int = 0
     """Full pages it had when it was cut on a cell that lived, until it goes on."""
+    cut_under: str = ""
+    """KV namespace of these pages: under another nobody can find them again."""
     pages_due: int = 0
-    """All pages it should have found where it went on."""
+    """All pages it should have found where it went on: not those that other weights made void meanwhile."""
     pages_found: int = 0
     """Of these, the ones it found."""
     held_s: float = 0.0

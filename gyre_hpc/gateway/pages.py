@@ -103,20 +103,23 @@ class PageMover:
             return
         moved, ids = Moved(calls=1), execution.lineage.encoded(call.context) + EncodedIds.of(call.ids)
         call.pages_cut = (ids.count - 1) // self._page_tokens
+        call.cut_under = self.namespace(execution, lease)
         offer = await self._export(execution, lease.cell, lease.port, lease, ids, moved)
         if offer is not None:
             moved.pages = len(offer.prefixes)
         self._told(lease.cell, StepName.EXPORT, moved)
 
-    def found(self, execution: Execution, call: Call, cached_tokens: int, version: Version) -> None:
-        """The call goes on under `version` with so many tokens cached: what it has again, and how old its KV may be."""
+    def found(self, execution: Execution, call: Call, cached_tokens: int, at: Serves) -> None:
+        """The call goes on there with so many tokens cached: what it has again, and how old its KV may be."""
+        version = at.version
         older = execution.kv_version if cached_tokens and self.keeps else None
         call.kv_version = version if older is None else min(older, version)
         execution.kv_version = (
             call.kv_version if execution.kv_version is None else min(execution.kv_version, version)
         )
-        call.pages_due += call.pages_cut
-        call.pages_found += min(call.pages_cut, cached_tokens // self._page_tokens)
+        if call.cut_under == self.namespace(execution, at):
+            call.pages_due += call.pages_cut
+            call.pages_found += min(call.pages_cut, cached_tokens // self._page_tokens)
         call.pages_cut = 0
 
     async def arrive(self, execution: Execution, lease: Lease) -> None:

@@ -140,7 +140,7 @@ class Sampler:
                     watch.heard()
                     if first:
                         _check_prompt(call, lease, chunk)
-                        self._pages.found(execution, call, chunk.cached_tokens, lease.version)
+                        self._pages.found(execution, call, chunk.cached_tokens, lease)
                         self._started(call, prompt.count, chunk.cached_tokens)
                         first = False
                     self._take(execution, call, chunk)

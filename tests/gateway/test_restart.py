@@ -49,8 +49,10 @@ async def restarted(before: RunningGateway, folder: Path, **settings: Any) -> Ru
 
 def cut_with_pages(gateway: RunningGateway) -> None:
     """As if the call under way had had 5 pages on the cell it left."""
-    for call in gateway.app.executions[7, 1].calls.values():
+    execution, left = gateway.app.executions[7, 1], gateway.app.router.table.cells[CellId(9)]
+    for call in execution.calls.values():
         call.pages_cut = 5 if call.finish is None else 0
+        call.cut_under = gateway.app.pages.namespace(execution, left)
 
 
 async def eventful(gateway: RunningGateway) -> tuple[Call, asyncio.Task[dict[str, Any]]]:
