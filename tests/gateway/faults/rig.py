@@ -214,7 +214,7 @@ def recorded(layout: RunLayout, execution: int) -> list[CallRecord]:
 
 
 @contextlib.asynccontextmanager
-async def rigged(root: Path, model: Path, **settings: object) -> AsyncIterator[Rig]:
+async def rigged(root: Path, model: Path, deliver: str = "answer", **settings: object) -> AsyncIterator[Rig]:
     """A gateway process without cells."""
     layout = RunLayout(root)
     layout.create()
@@ -222,6 +222,7 @@ async def rigged(root: Path, model: Path, **settings: object) -> AsyncIterator[R
     config = RunConfig()
     config.model.path = "x"
     config.model.thinking = True
+    config.harness.deliver = deliver
     config.model.max_context = MAX_CONTEXT
     config.gateway.keepalive_s = 0.3
     config.gateway.engine_silence_s = SILENCE_S

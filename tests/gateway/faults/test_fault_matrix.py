@@ -129,9 +129,11 @@ def continues(parent: CallRecord, child: CallRecord) -> None:
     assert child.prompt_ids[: len(known)].tolist() == known
 
 
-async def strike_all(root: Path, model: Path, strikes: Sequence[tuple[Fault, Phase]]) -> None:
+async def strike_all(
+    root: Path, model: Path, strikes: Sequence[tuple[Fault, Phase]], deliver: str = "answer"
+) -> None:
     """Every strike in turn on one rig; a cell that dies with it is replaced."""
-    async with rigged(root, model) as rig:
+    async with rigged(root, model, deliver) as rig:
         deaths = sum(fault in (Fault.ENGINE_KILLED, Fault.CONTROLLER_KILLED) for fault, _ in strikes)
         cells = list(await asyncio.gather(*(rig.cell() for _ in range(deaths + 1 + (deaths == 0)))))
         for fault, phase in strikes:
@@ -163,3 +165,13 @@ async def test_no_client_sees_any_fault_in_any_phase(
     tmp_path: Path, speaking_model: Path, phase: Phase
 ) -> None:
     await strike_all(tmp_path, speaking_model, [(fault, phase) for fault in Fault])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", list(Phase))
+async def test_what_happens_to_an_engine_is_not_seen_in_answers_that_leave_in_parts(
+    tmp_path: Path, speaking_model: Path, phase: Phase
+) -> None:
+    """Such a stream lives as long as its gateway."""
+    strikes = [(fault, phase) for fault in Fault if fault is not Fault.GATEWAY_KILLED]
+    await strike_all(tmp_path, speaking_model, strikes, "blocks")
