@@ -57,10 +57,10 @@ class DyingPeers:
 class Bench:
     """Supervision of dying peers under a clock that the test moves."""
 
-    def __init__(self, restarts: int, window_s: float) -> None:
+    def __init__(self, restarts: int, window_s: float, standalone: int = 0) -> None:
         self.now = 0.0
         self.peers = DyingPeers()
-        cluster = ClusterConfig(restarts=restarts, restart_window_s=window_s)
+        cluster = ClusterConfig(restarts=restarts, restart_window_s=window_s, standalone=standalone)
         self.told: list[str] = []
         self.supervision = Supervision(
             cast(Any, self.peers),
@@ -138,12 +138,18 @@ async def test_a_cell_without_room_waits_is_told_of_once_and_comes_back_when_the
     assert bench.told[1].startswith("cell-1 starts again on n1")
 
 
-async def test_a_run_without_any_cell_ends_when_no_node_had_room_for_long() -> None:
-    bench = Bench(restarts=1, window_s=3600)
+@pytest.mark.parametrize("standalone", [0, 1])
+async def test_a_run_without_any_cell_that_trains_ends_when_no_node_had_room_for_long(
+    standalone: int,
+) -> None:
+    bench = Bench(restarts=1, window_s=3600, standalone=standalone)
     bench.peers.room = False
-    bench.peers.peers.pop((PeerKind.CELL, 0))
+    bench.peers.peers[PeerKind.CELL, 0].dead = True
+    if standalone:
+        bench.peers.peers[PeerKind.CELL, 2] = Peer(PeerKind.CELL, 2)
+    bench.supervision.exited((PeerKind.CELL, 0), NOT_STARTED)
     await bench.die_at(0, NOT_STARTED)
-    with pytest.raises(PeerLost, match="no cell is left"):
+    with pytest.raises(PeerLost, match="no cell that trains is left"):
         for now in range(1, 1000):
             bench.now = now
             await bench.supervision.relaunch_the_dead()

@@ -30,6 +30,7 @@ from gyre_hpc.errors import (
     PeerLost,
     StorageFull,
 )
+from gyre_hpc.schedule.settings import standalone_cells
 from gyre_hpc.transport.messages import PeerKind
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Supervision:
         """Start every peer whose process has ended again, where a node has room for it.
 
         Cells are of one size: once one has found no room, those that wait with it are not tried.
-        Raises PeerLost when the restarts are used up, or no cell has found room for `cluster.start_timeout_s`.
+        Raises PeerLost when the restarts are used up, or no cell that trains has found room for `cluster.start_timeout_s`.
         """
         started: list[Peer] = []
         if self._happened != self._peers.nodes.happened:
@@ -167,13 +168,13 @@ class Supervision:
             self._tell(peer.name, f"lost{where}; no node left has room for it: {self._cells_left()}")
         now = self._clock()
         self._waiting.add(peer.id)
-        if self._alive():
+        if self._able_to_train():
             self._none_since = None
             return
         self._none_since = now if self._none_since is None else self._none_since
         if now - self._none_since > self._cluster.start_timeout_s:
             raise PeerLost(
-                f"no cell is left, and for cluster.start_timeout_s={self._cluster.start_timeout_s:g} no node had"
+                f"no cell that trains is left, and for cluster.start_timeout_s={self._cluster.start_timeout_s:g} no node had"
                 f" room for one: {error.message}",
                 fix=f"gyre submit resume={self._run} (or gyre train resume=) on other nodes",
             )
@@ -187,6 +188,12 @@ class Supervision:
 
     def _alive(self) -> int:
         return sum(not peer.dead for peer in self._cells())
+
+    def _able_to_train(self) -> bool:
+        """Whether one of them lives: those of the standalone pool alone would serve for ever."""
+        cells = self._cells()
+        pool = standalone_cells(len(cells), self._cluster.standalone)
+        return any(not peer.dead and peer.index not in pool for peer in cells)
 
     def _cells_left(self) -> str:
         return f"the run goes on with {self._alive()} of {len(self._cells())} cells"
