@@ -35,6 +35,15 @@ runs() { # PIDFILE: the daemon it is named after lives; the file of one that cra
         grep -qsF "$root/" "/proc/$pid/cmdline" "/proc/$pid/environ"
 }
 
+begin() { # PIDFILE COMMAND...: start a daemon; on a loaded machine its first half may die (of SIGPIPE) with or without the daemon
+    local file=$1 tries status=0; shift
+    for tries in 1 2 3; do
+        "$@" && return || status=$?
+        until_true 5 runs "$file" && return
+    done
+    die "$1 ended with $status; logs are in $root/log"
+}
+
 until_true() { # SECONDS COMMAND...: retry until it succeeds; fails when the time is over
     local deadline=$((SECONDS + $1)); shift
     until "$@"; do ((SECONDS < deadline)) || return 1; sleep 0.1; done
@@ -177,14 +186,14 @@ gres_lines() {
 start_munge() {
     runs "$root/run/munged.pid" && return
     rm -f "$root"/munge/socket*
-    munged --force --key-file="$root/munge/key" --socket="$root/munge/socket" --pid-file="$root/run/munged.pid" \
+    begin "$root/run/munged.pid" munged --force --key-file="$root/munge/key" --socket="$root/munge/socket" --pid-file="$root/run/munged.pid" \
         --log-file="$root/log/munged.log" --seed-file="$root/munge/seed" --num-threads=2
 }
 
 start_accounting() {
     start_database
     # slurmdbd has no key for the database's socket; its client library obeys this variable.
-    runs "$root/run/slurmdbd.pid" || MYSQL_UNIX_PORT=$root/run/mariadb.socket slurmdbd
+    runs "$root/run/slurmdbd.pid" || MYSQL_UNIX_PORT=$root/run/mariadb.socket begin "$root/run/slurmdbd.pid" slurmdbd
     until_true 60 sees_accounts || die "slurmdbd does not answer; logs are in $root/log"
     sacctmgr -i add cluster gyre >/dev/null 2>&1 || true # it may know it already, and the next two
     sacctmgr -i add account gyre cluster=gyre >/dev/null 2>&1 || true
@@ -207,7 +216,7 @@ start_database() {
     until_true 60 sql 'create database if not exists slurm' || die "see $root/log/mariadb.log"
 }
 
-start_node() { runs "$root/run/slurmd.$1.pid" || slurmd -N "$1" -f "$SLURM_CONF"; }
+start_node() { runs "$root/run/slurmd.$1.pid" || begin "$root/run/slurmd.$1.pid" slurmd -N "$1" -f "$SLURM_CONF"; }
 
 all_ready() { # a call blocks for seconds while there is no slurmctld: never without a time limit
     local ready
@@ -225,7 +234,7 @@ up() {
     runs "$root/run/slurmctld.pid" || write_config
     start_munge
     [[ ! -e $root/etc/slurmdbd.conf ]] || start_accounting
-    runs "$root/run/slurmctld.pid" || slurmctld -f "$SLURM_CONF"
+    runs "$root/run/slurmctld.pid" || begin "$root/run/slurmctld.pid" slurmctld -f "$SLURM_CONF"
     local node
     for node in $(node_names); do start_node "$node"; done
     until_true 60 all_ready || { sinfo -N -l >&2 || true; die "nodes are not idle after 60 s; logs are in $root/log"; }

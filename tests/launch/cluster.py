@@ -19,7 +19,9 @@ PATIENCE_S = 90.0
 
 def dev_cluster(*verb: str) -> str:
     """A verb of the script, with the settings of the running cluster."""
-    return subprocess.run(["bash", SCRIPT, *verb], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(["bash", SCRIPT, *verb], capture_output=True, text=True)
+    assert done.returncode == 0, f"dev_cluster.sh {verb} ended with {done.returncode}: {done.stderr}"
+    return done.stdout
 
 
 @contextlib.contextmanager

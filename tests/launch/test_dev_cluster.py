@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -55,6 +56,19 @@ def test_up_again_starts_nothing_and_down_again_stops_nothing(cluster: None) -> 
         assert daemons() == {}
     dev_cluster("up")
     assert daemons().keys() == first.keys() and idle_nodes() == 2
+
+
+@pytest.mark.parametrize("daemon", ["munged", "slurmctld", "slurmd"])
+def test_a_daemon_whose_start_was_cut_off_is_started_again(
+    daemon: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As happens on a loaded machine."""
+    real, mark, stand_in = shutil.which(daemon), tmp_path / "mark", tmp_path / daemon
+    stand_in.write_text(f'#!/bin/sh\n[ -e {mark} ] || {{ touch {mark}; kill -PIPE $$; }}\nexec {real} "$@"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with running_cluster("again", nodes=1, cpus=2, gpus=0, port=18128):
+        assert mark.exists() and idle_nodes() == 1
 
 
 def test_up_mends_what_a_crash_left_and_touches_no_stranger(cluster: None) -> None:
