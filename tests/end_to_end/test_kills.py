@@ -63,11 +63,15 @@ def check_finished(run: Run, executions: int) -> None:
 
 
 def test_the_death_of_an_engine_or_of_any_service_costs_time_alone(start: Start, tmp_path: Path) -> None:
-    run = start(*Plan(tmp_path / "plan", calls=3, max_tokens=24).overrides, *BUSY)
+    plan = Plan(tmp_path / "plan", calls=3, max_tokens=24, hold=range(8))
+    run = start(*plan.overrides, *BUSY)
+    run.until("both cells to serve", lambda: {phase(run, 0), phase(run, 1)} == {"rollout"})
+    plan.release(*range(4))
     until_calls(run)
     kill(run.engine(1))
     until_rerouted(run)
     run.until("the engine routed again", lambda: len(run.events(p.CellRoutable)) == 1)
+    plan.release(*range(4, 7))
     until_calls(run)
     gateway = run.service("gateway.process")
     kill(gateway.children()[0])
@@ -79,6 +83,7 @@ def test_the_death_of_an_engine_or_of_any_service_costs_time_alone(start: Start,
     kill(run.service("gateway.process"))
     run.until("third attempts", lambda: any(entry.attempt == 3 for entry in run.entries(AttemptOpened)))
     kill(run.service("controller.processor"))
+    plan.release()
     run.finish()
     check_finished(run, 16)
     assert {line.who for line in run.metrics(m.Fault)} >= {"cell-1", "runner", "gateway", "processor"}
