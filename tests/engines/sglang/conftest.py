@@ -86,8 +86,9 @@ def long_model(folder: Path, seed: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two servers; no longer than they are needed: an idle one keeps a core busy."""
     root = tmp_path_factory.mktemp("sglang")
     sglang = SglangConfig(python=str(sglang_python()), device="cpu")
     config = EngineConfig(
