@@ -35,7 +35,7 @@ runs() { # PIDFILE: the daemon it is named after lives; the file of one that cra
         grep -qsF "$root/" "/proc/$pid/cmdline" "/proc/$pid/environ"
 }
 
-begin() { # PIDFILE COMMAND...: start a daemon; on a loaded machine its first half may die (of SIGPIPE) with or without the daemon
+begin() { # PIDFILE COMMAND...: start a daemon; on a loaded machine one has been seen to end of SIGPIPE as it started
     local file=$1 tries status=0; shift
     for tries in 1 2 3; do
         "$@" && return || status=$?
@@ -186,8 +186,8 @@ gres_lines() {
 start_munge() {
     runs "$root/run/munged.pid" && return
     rm -f "$root"/munge/socket*
-    begin "$root/run/munged.pid" munged --force --key-file="$root/munge/key" --socket="$root/munge/socket" --pid-file="$root/run/munged.pid" \
-        --log-file="$root/log/munged.log" --seed-file="$root/munge/seed" --num-threads=2
+    begin "$root/run/munged.pid" munged --force --key-file="$root/munge/key" --socket="$root/munge/socket" \
+        --pid-file="$root/run/munged.pid" --log-file="$root/log/munged.log" --seed-file="$root/munge/seed" --num-threads=2
 }
 
 start_accounting() {

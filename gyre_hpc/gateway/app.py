@@ -28,7 +28,6 @@ from gyre_hpc.gateway.frames import (
     BudgetExhausted,
     CallAccepted,
     CallDelivered,
-    CallFinished,
     CallOpened,
     encode_int32,
 )
@@ -103,7 +102,8 @@ class GatewayApp:
         known = self.executions.get((execution, attempt))
         if known is None:
             return Account(), True
-        if known.closing and await known.sealed.wait():
+        if known.closing:
+            await known.sealed.wait()
             return known.account, False
         known.closing = True
         self._keys.revoke(known)
@@ -312,22 +312,7 @@ class GatewayApp:
     def _finish(self, execution: Execution, call: Call) -> None:
         """The call is over: recorded and accounted for, once."""
         call.finish = call.finish or FinishReason.ABORT
-        finished = CallFinished(
-            call=call.id,
-            finish=call.finish.value,
-            tokens=len(call.ids),
-            finished=time.time(),
-            held_s=call.held_s,
-            recomputed_tokens=call.recomputed_tokens,
-            reroutes=call.reroutes,
-            lost=call.lost,
-            stalls=call.stalls,
-            pages_due=call.pages_due,
-            pages_found=call.pages_found,
-            kv_version=-1 if call.kv_version is None else call.kv_version,
-            kv_lag=call.kv_lag,
-            cached_tokens=call.cached_tokens,
-        )
+        finished = call.finished()
         execution.account.add(finished, call.versions)
         if call.lost:
             log.error("execution %d: %s", execution.id, call.lost)

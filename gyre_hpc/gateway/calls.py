@@ -105,6 +105,26 @@ class Call:
         waiting = 0.0 if self.held_since is None else time.monotonic() - self.held_since
         return self.held_s + waiting
 
+    def finished(self) -> CallFinished:
+        """Its last frame, from now: what became of it. It has a `finish`."""
+        assert self.finish is not None
+        return CallFinished(
+            call=self.id,
+            finish=self.finish.value,
+            tokens=len(self.ids),
+            finished=time.time(),
+            held_s=self.held_s,
+            recomputed_tokens=self.recomputed_tokens,
+            reroutes=self.reroutes,
+            lost=self.lost,
+            stalls=self.stalls,
+            pages_due=self.pages_due,
+            pages_found=self.pages_found,
+            kv_version=-1 if self.kv_version is None else self.kv_version,
+            kv_lag=self.kv_lag,
+            cached_tokens=self.cached_tokens,
+        )
+
     @property
     def left_broken(self) -> bool:
         """Contradicted, and nobody had the whole answer or went on from it since."""

@@ -92,19 +92,11 @@ class RouteTable:
 
     cells: dict[CellId, Cell] = field(default_factory=dict)
 
-    def route(
-        self,
-        id: CellId,
-        address: str,
-        capacity: int,
-        version: Version,
-        port: str = "",
-        place: int = 0,
-        weights: str = "",
-    ) -> None:
-        """The cell serves `version` at `address`."""
-        running = self.cells[id].running if id in self.cells else set()
-        self.cells[id] = Cell(id, address, capacity, version, port, place, weights, True, running)
+    def route(self, cell: Cell) -> None:
+        """The cell serves; what it runs goes on there."""
+        if cell.id in self.cells:
+            cell.running = self.cells[cell.id].running
+        self.cells[cell.id] = cell
 
     def block(self, id: CellId) -> None:
         """No new calls for the cell."""
@@ -196,7 +188,7 @@ class Router:
         same = (known is not None and known.version == version) or self.keeps_calls
         if known is not None and not (same and known.address == address):
             self._tell(self._leases.get(id, ()), gone=known.address != address)
-        self.table.route(id, address, capacity, version, port, place, weights)
+        self.table.route(Cell(id, address, capacity, version, port, place, weights))
         self._wake()
 
     def unroute(

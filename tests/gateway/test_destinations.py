@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre_hpc.gateway.routing import RouteTable
+from gyre_hpc.gateway.routing import Cell, RouteTable
 from gyre_hpc.records import CellId, Version
 
 
@@ -13,7 +13,7 @@ def table(*cells: tuple[int, int, int]) -> RouteTable:
     """Cells of (place, capacity, calls that run)."""
     made = RouteTable()
     for id, (place, capacity, calls) in enumerate(cells):
-        made.route(CellId(id), f"http://{id}", capacity, Version(0), place=place)
+        made.route(Cell(CellId(id), f"http://{id}", capacity, Version(0), place=place))
         made.cells[CellId(id)].running = {f"{id}.{call}" for call in range(calls)}
     return made
 
