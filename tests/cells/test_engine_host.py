@@ -41,17 +41,23 @@ class Killed(EngineProcess):
         return -signal.SIGKILL
 
 
-async def test_no_start_of_an_engine_repeats_the_sampling_noise_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    """A run whose engines die as they start, and only leave their seeds in `Killed.seeds`."""
     monkeypatch.setattr(engine_host, "EngineProcess", Killed)
     monkeypatch.setattr(Killed, "seeds", [])
     layout = RunLayout(tmp_path)
     layout.create()
     write_secret(layout)
+    return layout
+
+
+async def test_no_start_of_an_engine_repeats_the_sampling_noise_of_another(
+    tmp_path: Path, killed: RunLayout
+) -> None:
     for cell in (0, 1):
         for incarnation in (1_000_000, 1_001_000):
-            host = EngineHost(RunConfig(), layout, CellId(cell), incarnation, tmp_path, tmp_path)
+            host = EngineHost(RunConfig(), killed, CellId(cell), incarnation, tmp_path, tmp_path)
             for _ in range(2):
                 host.begin()
                 await host.release()
@@ -60,14 +66,9 @@ async def test_no_start_of_an_engine_repeats_the_sampling_noise_of_another(
 
 
 async def test_an_engine_starts_after_what_would_lessen_its_share_of_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, killed: RunLayout
 ) -> None:
-    monkeypatch.setattr(engine_host, "EngineProcess", Killed)
-    monkeypatch.setattr(Killed, "seeds", [])
-    layout = RunLayout(tmp_path)
-    layout.create()
-    write_secret(layout)
-    host = EngineHost(RunConfig(), layout, CellId(0), 1_000_000, tmp_path, tmp_path)
+    host = EngineHost(RunConfig(), killed, CellId(0), 1_000_000, tmp_path, tmp_path)
     made: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     host.begin(made)
     for _ in range(5):
